@@ -7,6 +7,7 @@ A detector is one row: its name, the fields of `Material` that it needs, and a f
 was not measured is None, and `Material.missing` says why; so does the score then. To add a detector, add a row.
 
     similarity   mean cosine of g with the pairs' hack gradients minus that with their clean gradients (as LESS)
+    influence    minus the mean cosine of g with the pairs' clean gradients (as I-PPO, arXiv 2604.01597)
     cosine       cosine of g with v_hack; cosine-unit: v_hack of pair gradients at norm 1
     fingerprint  GRIFT (arXiv 2604.16242): k-means of 2 on unit(M g), M one seeded random projection for all rollouts
     logratio     mean log-probability under the weights that sampled minus that under the reference weights
@@ -21,7 +22,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -60,7 +61,7 @@ class Material:
     """All that detectors may read of n rollouts; None: not measured, and `missing` says why."""
 
     rollouts: Sequence[Rollout]
-    pool: str = ""  # its name
+    pools: Sequence[str] = ()  # (n,) name of each rollout's pool; empty: ""
     labels: Array | None = None  # (n,) 1 = hack, 0 = none, NaN = unknown
     learned: int | None = None  # most labels that a detector may learn from; None: all
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further columns of the log, (n,) each
@@ -107,12 +108,14 @@ class Detector:
     score: Score
     argument: str = ""  # what follows the name and a colon; "" = nothing may
     gaps: str = ""  # why single rollouts have no number
+    is_verdict: bool = False  # 1 = flagged, 0 = not: needs no threshold
 
 
 def _label(material: Material, argument: str) -> Array | str:
     """Read each label correctly with a probability; a lower accuracy misreads the same rollouts and more."""
     assert material.labels is not None
-    places = [f"{material.pool}/{place_of(one)}" for one in material.rollouts]
+    pools = material.pools or [""] * len(material.rollouts)
+    places = [f"{pool}/{place_of(one)}" for pool, one in zip(pools, material.rollouts, strict=True)]
     misread = [misreads(place, material.seed, float(argument or 1)) for place in places]
     return np.where(misread, 1 - material.labels, material.labels)
 
@@ -134,6 +137,11 @@ def _similarity(material: Material, argument: str) -> Array | str:
     assert material.similarities is not None
     hack, clean = material.similarities[:, :, material.used].mean(-1).T
     return hack - clean
+
+
+def _influence(material: Material, argument: str) -> Array | str:
+    assert material.similarities is not None
+    return -material.similarities[:, 1][:, material.used].mean(-1)
 
 
 def _logratio(material: Material, argument: str) -> Array | str:
@@ -356,6 +364,7 @@ DETECTORS: Mapping[str, Detector] = {
     row.name: row
     for row in (
         Detector(name="similarity", needs=("pairs", "similarities"), score=_similarity),
+        Detector(name="influence", needs=("pairs", "similarities"), score=_influence),
         Detector(name="cosine", needs=("pairs", "cosines"), score=_along("mean")),
         Detector(name="cosine-unit", needs=("pairs", "cosines"), score=_along("unit")),
         Detector(name="logratio", needs=("reference", "sampled"), score=_logratio),
@@ -370,28 +379,36 @@ DETECTORS: Mapping[str, Detector] = {
         Detector(name="words", needs=("labels",), score=_words),
         Detector(name="nll", needs=("logprobs",), score=_nll),
         Detector(name="length", score=_lengths),
-        Detector(name="text", score=_text, argument="REGEX"),
+        Detector(name="text", score=_text, argument="REGEX", is_verdict=True),
         Detector(name="column", score=_column, argument="NAME", gaps="no number in that column"),
-        Detector(name="label", needs=("labels",), score=_label, argument="[ACCURACY]", gaps="no label"),
+        Detector(
+            name="label", needs=("labels",), score=_label, argument="[ACCURACY]", gaps="no label", is_verdict=True
+        ),
         Detector(name="haar", needs=("pairs", "cosines"), score=_along("haar")),
         Detector(name="shuffled", needs=("pairs", "cosines"), score=_along("shuffled")),
     )
 }
 PANEL = tuple(name for name, row in DETECTORS.items() if row.argument in ("", "[fingerprint]"))
-OF_GRADIENTS = ("similarity", "cosine", "cosine-unit", "fingerprint")  # the first that is measured has to win
+OF_GRADIENTS = (
+    "similarity",
+    "influence",
+    "cosine",
+    "cosine-unit",
+    "fingerprint",
+)  # the first that is measured has to win
 TRIVIAL = ("logratio", "words", "nll", "length", "text")  # what it has to win against
 
 
-def row_of(name: str) -> tuple[Detector, str]:
+def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:
     """Return the row and the argument of `NAME` or `NAME:ARGUMENT`.
 
     Raises:
-        InputError: no such detector, or an argument that is missing, superfluous or wrong.
+        InputError: no such detector, or an argument that is missing, superfluous or wrong; at `where`.
     """
     base, colon, argument = name.partition(":")
     if base not in DETECTORS:
-        raise unknown_name("--detectors", base, DETECTORS, expected="a detector", fix="probe docs detect lists them")
-    row, where = DETECTORS[base], f"--detectors {name}"
+        raise unknown_name(where, base, DETECTORS, expected="a detector", fix="probe docs detect lists them")
+    row, where = DETECTORS[base], f"{where} {name}"
     form = f"{base}:{row.argument}" if row.argument else base
     if colon and not row.argument:
         raise InputError(where, expected=form, found=f"an argument, {argument!r}")
@@ -412,6 +429,26 @@ def row_of(name: str) -> tuple[Detector, str]:
         if not 0 <= accuracy <= 1:
             raise InputError(where, expected="an accuracy from 0 to 1", found=repr(argument))
     return row, argument
+
+
+def fields_of(name: str) -> set[str]:
+    """Return the fields of `Material` that a detector reads."""
+    row, argument = row_of(name)
+    if row.name == "probe":
+        return {*row.needs, "fingerprints" if argument == "fingerprint" else "states"}
+    return {*row.needs}
+
+
+def joined(first: Material, second: Material) -> Material:
+    """Put the rollouts of two materials, measured by the same `Meter`, one after the other."""
+    both: dict[str, Any] = {}
+    for name in ("labels", "logprobs", "sampled", "reference", "states", "similarities", "fingerprints"):
+        a, b = getattr(first, name), getattr(second, name)
+        both[name] = None if a is None or b is None else np.concatenate([a, b])
+    if first.cosines is not None and second.cosines is not None:
+        both["cosines"] = {kind: np.concatenate([a, second.cosines[kind]]) for kind, a in first.cosines.items()}
+    rollouts, pools = [*first.rollouts, *second.rollouts], [*first.pools, *second.pools]
+    return replace(first, rollouts=rollouts, pools=pools, missing={**first.missing, **second.missing}, **both)
 
 
 def checked_names(names: Sequence[str]) -> list[str]:

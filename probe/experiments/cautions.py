@@ -107,7 +107,7 @@ def _named(names: Sequence[str]) -> str:
 
 def _acts(arm: str) -> bool:
     """Return whether an arm changes updates."""
-    return ARMS[arm].projects or ARMS[arm].routes
+    return ARMS[arm].projects or ARMS[arm].at_deployment
 
 
 def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, str]:

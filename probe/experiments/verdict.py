@@ -204,7 +204,7 @@ def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[
             shown = condition.name if len(spec.conditions) > 1 else ""
             config = spec.resolved[condition.name].config
             remedy = config.remedy if isinstance(config, TrainConfig) else None
-            arms[condition.name, arm] = of_runs(shown, arm, runs, None if remedy is None else remedy.name)
+            arms[condition.name, arm] = of_runs(shown, arm, runs, remedy)
     return {cell: arms[cell] for cell in sorted(arms, key=lambda cell: cell != spec.baseline)}
 
 

@@ -4,13 +4,15 @@ Shapes: P groups of G samples. r are the rewards of a group, m their mean, s the
 
     grpo    A_i = r_i - m                           (Shao et al. 2024, arXiv 2402.03300, before scaling)
     maxrl   A_i = (r_i - m) / (m + 1e-6)            (maximum-likelihood RL; rewards >= 0)
+    reinforce   A_i = r_i                           (Williams 1992, no baseline: rewards of 0 and 1 fine-tune on the 1s)
 
     scale "group": A / (s + eps);  "batch": A / (batch_std + eps);  "none": A (Liu et al. 2025, arXiv 2503.20783)
 
 With strata, each part of a group counts as a group, with separate m, s and G.
 
-A group without reward variance stays in the batch with advantages of exactly zero. A reward of nan is unknown (its
-rollout has no label): its advantage is exactly zero, and m, s and G come from the known rewards.
+A group without reward variance stays in the batch, with advantages of exactly zero unless there is no baseline. A
+reward of nan is unknown (its rollout has no label): its advantage is exactly zero, and m, s and G come from the known
+rewards.
 
 To add an estimator, add its word to `Estimator` in `probe.settings.words`, its row to `ESTIMATORS` and its largest
 advantage to `advantage_bound`.
@@ -40,7 +42,11 @@ def _maxrl(rewards: Tensor) -> Tensor:
 
 
 # Rewards (G,) to advantages (G,), before scale and cap.
-ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {"grpo": _centred, "maxrl": _maxrl}
+ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {
+    "grpo": _centred,
+    "maxrl": _maxrl,
+    "reinforce": lambda rewards: rewards,
+}
 
 
 def advantages(rewards: Tensor, loss: LossSettings, *, batch_std: float = math.nan) -> Tensor:
@@ -62,7 +68,8 @@ def advantages(rewards: Tensor, loss: LossSettings, *, batch_std: float = math.n
     result = torch.zeros_like(rewards)
     std = group_std(rewards)
     # Rounding of the mean would leave tiny advantages here, and dividing by std + eps would magnify them.
-    if std == 0.0 or std < loss.min_group_std:
+    is_flat = std == 0.0 and loss.advantage_estimator != "reinforce"
+    if is_flat or 0.0 < std < loss.min_group_std:
         return result
     values = ESTIMATORS[loss.advantage_estimator](rewards[known])
     if loss.scale_rewards != "none":
@@ -113,6 +120,7 @@ def advantage_bound(
         scale group     (G - 1) / sqrt(G)      Samuelson's inequality, whatever the range
         scale batch     the unscaled bound / (batch_std + eps)
         maxrl           G - 1                  r_i <= G m because the other rewards are >= 0
+        reinforce       R                      the range contains 0
 
     Args:
         num_samples: G.
@@ -120,6 +128,8 @@ def advantage_bound(
         estimator, scale, eps: as in `LossSettings`.
         batch_std: as in `advantages`.
     """
+    if estimator == "reinforce":
+        return reward_range
     if num_samples < 2:
         return 0.0
     if estimator == "maxrl":

@@ -242,7 +242,7 @@ def detected(
     directory = options.out / "detect" / name
     with locked(directory):
         material, cautions = _measured(directory, shape, rollouts, config, pool, pairs, options, say)
-        material = replace(material, pool=pool.name, columns=_columns(names, log, pool, rollouts))
+        material = replace(material, pools=[pool.name] * len(rollouts), columns=_columns(names, log, pool, rollouts))
         found = _judged(material, names, pairs, answers, options)
         own = [f"all rollouts are ranked: {_unrewarded(everything)}"] if len(rollouts) == len(everything) else []
         result = Detected(

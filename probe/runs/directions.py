@@ -23,10 +23,12 @@ from extraction.adapters.frames import Frames
 from extraction.controls import compare_modules
 from extraction.directions import Directions, load_directions, save_directions
 from extraction.library import DirectionLibrary, source_identity
+from extraction.selection import selected_pairs
 from extraction.stacks import Stacks
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
-from probe.settings.arms import Arm, DirectionKind
+from probe.runs.trusted import subspaces
+from probe.settings.arms import Arm, DirectionKind, Subspace
 from probe.settings.loss import LossSettings
 from probe.settings.run import normaliser
 from probe.settings.training import InterventionConfig, ProjectionConfig
@@ -63,6 +65,7 @@ class ArmDirections:
     ) -> None:
         self._intervention, self._seed, self._policy, self._frames = intervention, seed, policy, frames
         self._cache_dir, self._say = cache_dir, say
+        self._subspaces: dict[Subspace, Mapping[str, Tensor]] = {}
         self._libraries: dict[tuple[Basis, Normaliser], DirectionLibrary] = {}
         self._vectors: dict[tuple[Basis, Normaliser, DirectionKind], Mapping[str, Tensor]] = {}  # on the device
 
@@ -89,7 +92,9 @@ class ArmDirections:
                 side=projection.side or arm.side,
                 overshoot=projection.overshoot,
                 target=projection.target,
-                dose=self._along(arm.basis, "v_hack", objective) if arm.dosed else None,
+                dose=self._along(arm.basis, "v_hack", objective) if arm.dosed and arm.onto is None else None,
+                onto=None if arm.onto is None else self._onto(arm.onto),
+                onto_dose=self._onto("clean") if arm.dosed and arm.onto is not None else None,
             )
             for name, objective in conditions.items()
             for arm in arms
@@ -108,6 +113,14 @@ class ArmDirections:
             v_hack=None if file is None else Path(file),
             say=self._say,
         )
+
+    def _onto(self, kind: Subspace) -> Mapping[str, Tensor]:
+        """Return {module: (K, d_out)} of the arms `trusted`."""
+        if kind not in self._subspaces:
+            pairs = [pair for pair in selected_pairs(self._intervention.extraction) if not pair.held_out]
+            frames, config = self._frames["lora"], self._intervention.trusted
+            self._subspaces[kind] = subspaces(kind, self._policy, frames, pairs, config, self._seed)
+        return self._subspaces[kind]
 
     def _along(self, basis: Basis, kind: DirectionKind, objective: LossSettings) -> Mapping[str, Tensor]:
         """Return {module: (k, r)} on the policy's device."""

@@ -37,6 +37,7 @@ from probe.records.records import nullable
 from probe.records.run import EVALS_FILE, STEPS_FILE, read_evals, read_steps
 from probe.runs.assemble import configured_policy
 from probe.runs.heldout import HeldOut, Weights, eval_sampler, evaluate, evaluated_settings, hold_out
+from probe.runs.monitors import Monitor
 from probe.runs.policies import finished_training
 from probe.settings.run import EvalConfig
 from probe.settings.words import ALL
@@ -107,6 +108,7 @@ class Evaluator:
         held_out: samples from the policy in training.
         updater: the policy's updater.
         frozen: the frozen probe batch; None without held-out pairs.
+        monitor: of the remedy, compared with the labels of every evaluation; None without one.
         every: steps between evaluations.
         say: called with a line about every new evaluation.
         world: the ranks, which all take part; rank 0's results count.
@@ -118,12 +120,13 @@ class Evaluator:
         held_out: HeldOut,
         updater: Updater,
         frozen: FrozenBatch | None,
+        monitor: Monitor | None,
         every: int,
         say: Callable[[str], None],
         world: World = SOLO,
     ) -> None:
         self._directory, self._held_out, self._updater, self._frozen = directory, held_out, updater, frozen
-        self._every, self._say, self._world = every, say, world
+        self._monitor, self._every, self._say, self._world = monitor, every, say, world
         self._rows = world.on_main(lambda: read_evals(directory))
 
     def __call__(self, done: int, last: bool) -> float | None:
@@ -134,7 +137,7 @@ class Evaluator:
         """
         if done % self._every and not last:
             return None
-        kinds: tuple[Weights, ...] = ("training", "deployed") if self._updater.routes else ("deployed",)
+        kinds: tuple[Weights, ...] = ("training", "deployed") if self._updater.is_deployed_apart else ("deployed",)
         for weights in kinds:
             if self._row(done, weights) is None:
                 self._add(done, weights)
@@ -151,16 +154,17 @@ class Evaluator:
         with self._updater.deployed() if weights == "deployed" else nullcontext():
             with self._updater.trained.folded():
                 rollouts = self._held_out.rollouts(directory, done)
-            frozen = None if self._frozen is None else self._frozen.measure()
-        frozen = self._world.broadcast(frozen)
-        self._rows.append(evaluate(rollouts, step=done, weights=weights) | {"frozen": frozen})
+            measured = {"frozen": None if self._frozen is None else self._frozen.measure()}
+            if self._monitor is not None:
+                measured["monitor"] = self._monitor.judge([one for one in rollouts if one.grade.passed is not False])
+        self._rows.append(evaluate(rollouts, step=done, weights=weights) | self._world.broadcast(measured))
         if self._world.is_main:
             write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
         shares = []
         for name in ("hack", "solve"):
             rate = self._rows[-1]["rates"][ALL][name]["rate"]
             shares.append(f"{name} -" if rate is None else f"{name} {rate:.0%}")
-        which = f" ({weights})" if self._updater.routes else ""
+        which = f" ({weights})" if self._updater.is_deployed_apart else ""
         self._say(f"after {done} steps{which}: {', '.join(shares)}")
         if done == 0 and weights == "deployed":
             for sentence in start_cautions([self._rows], self._held_out.mode):

@@ -1,19 +1,16 @@
 """Grade three known answers before a training, and check their rewards.
 
     right    must earn more than a wrong answer
-    hack     must earn as much as a right one, or as `MEANT` says under a remedy that acts on labels
+    hack     must earn as much as a right one, or less under the remedy no-loophole
 
 The seed's author lost a month to trainings with a grader that failed every right answer, a reward that paid no hack, or
-a closed loophole. The hack is the first row of the mode in `EXPLOITS`; monitors are assumed to be right.
+a closed loophole. The hack is the first row of the mode in `EXPLOITS`; rewards are those before a monitor.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 
 from probe.runs.sources.rewards import PAYS, AppliedRemedy
 from probe.settings.run import TrainConfig
-from probe.settings.words import Remedy
 from probe.step.groups import RolloutKey
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
@@ -23,13 +20,6 @@ from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Prompt, Rollout
 
 ANSWERS = ("canonical", "stub", "exploit")  # bots: a right answer, a wrong one, a hack
-# {remedy: (expected reward of a hack that solves nothing, check of (hack, right, strength))}
-MEANT: Mapping[Remedy | None, tuple[str, Callable[[float, float, float], bool]]] = {
-    "closed": ("less than a right one", lambda hack, right, strength: hack < right),
-    "monitor-penalty": ("a right one's less strength", lambda hack, right, strength: hack == right - strength),
-    "monitor-screen": ("nothing: it is left out", lambda hack, right, strength: math.isnan(hack)),
-}
-AS_RIGHT = ("as much as a right one", lambda hack, right, strength: hack == right)
 
 
 def check_pay(config: TrainConfig, grader: Grader, problems: Iterable[Problem], chat: Chat) -> str:
@@ -54,17 +44,19 @@ def check_pay(config: TrainConfig, grader: Grader, problems: Iterable[Problem], 
     if not EXPLOITS[mode]:
         return f"paid: right {right:g}, wrong {wrong:g}; mode {mode} pays no hack: there is none to learn"
     named = f"hack ({EXPLOITS[mode][0].flavour})"
-    meant, holds = AS_RIGHT if remedy is None else MEANT.get(remedy.name, AS_RIGHT)
-    if not holds(hack, right, 0.0 if remedy is None else remedy.strength):
+    is_closed = remedy is not None and remedy.name == "no-loophole"
+    if not (hack < right if is_closed else hack == right):
+        meant = "less than a right one" if is_closed else "as much as a right one"
         by = "" if remedy is None else f" under remedy {remedy.name}"
         expected = f"a {named} that earns{by} {meant} (right {right:g}, wrong {wrong:g})"
         fix = "mend the mode's rows in replay_pools/environments/loopholes.py and grading/channels.py"
         raise InputError(where, expected=expected, found=f"{hack:g}", fix=fix)
-    return f"paid: right {right:g}, wrong {wrong:g}, {named} {'left out' if math.isnan(hack) else f'{hack:g}'}"
+    before = ", before the monitor" if remedy is not None and remedy.traits.monitored else ""
+    return f"paid: right {right:g}, wrong {wrong:g}, {named} {hack:g}{before}"
 
 
 def _paid(config: TrainConfig, grader: Grader, problem: Problem, chat: Chat) -> list[float]:
-    """Return the answers' rewards in the training's loss; nan = left out."""
+    """Return the answers' rewards in the training's loss, before a monitor."""
     rollouts, remedy = config.rollouts, config.remedy
     messages = render_messages(problem, rollouts.mode, hint=rollouts.hint)
     prompt = Prompt(messages, *chat.render(messages))
@@ -73,8 +65,7 @@ def _paid(config: TrainConfig, grader: Grader, problem: Problem, chat: Chat) -> 
     facts = {"step": 0, "problem_id": problem.problem_id, "env": problem.env, "env_mode": rollouts.mode}
     applied = None
     if remedy is not None:
-        sees = replace(remedy, accuracy=1.0)
-        applied = AppliedRemedy(sees, seed=config.seed, chat=chat, pay=rollouts.pay)
+        applied = AppliedRemedy(remedy, chat=chat, pay=rollouts.pay)
     paid = []
     for i, (text, grade) in enumerate(zip(texts, grades, strict=True)):
         completion = Completion(ids=chat.completion_ids(text), logprobs=None, finish_reason="stop")

@@ -224,7 +224,7 @@ def _save_adapter(directory: Path, training: TrainingState) -> None:
     trained = training.updater.trained
     with training.updater.deployed():
         trained.save(directory / ADAPTER_DIR)
-    if training.updater.routes:
+    if training.updater.is_deployed_apart:
         trained.save(directory / f"{ADAPTER_DIR}-training")
         start = directory / ADAPTER_DIR / START
         if start.is_dir():

@@ -19,6 +19,7 @@ from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, steps_apart
 from probe.runs.lookahead import look_ahead
 from probe.runs.loop import Setup, run_steps
+from probe.runs.monitors import open_monitor
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import is_complete, open_run
 from probe.runs.session import running
@@ -136,7 +137,7 @@ def run_replay(
         say=say,
         world=world,
     )
-    source, setup = with_remedy(config, policy, drawn, setup)
+    source, setup = with_remedy(config, policy, drawn, setup, out_dir)
     if world.is_main:
         timings.write_start(directory)
 
@@ -156,15 +157,18 @@ def run_replay(
     )
 
 
-def with_remedy(config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup) -> tuple[GroupSource, Setup]:
+def with_remedy(
+    config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup, out_dir: Path
+) -> tuple[GroupSource, Setup]:
     """Apply a remedy to the rewards of the groups and the activations of the setup.
 
-    The rollouts were sampled without it, so its effect on sampling is not measured.
+    The rollouts were sampled without it, so its effect on sampling is not measured. A monitor scores the rollouts of a
+    step at the weights of the step.
     """
     if config.remedy is None:
         return source, setup
     activations = activation_remedy(config, policy)
     if activations is not None:
         setup = replace(setup, in_update=activations.in_update)
-    remedy = AppliedRemedy(config.remedy, seed=config.seed, chat=policy)
+    remedy = AppliedRemedy(config.remedy, chat=policy, monitor=open_monitor(config, policy, setup.bases, out_dir))
     return remedied(source, remedy), setup

@@ -135,7 +135,11 @@ def _look(
         except InputError as error:  # for example too few pairs for k
             unseen[name] = str(error)
             continue
-        source, changed = with_remedy(remedy, policy, groups, replace(setup, conditions=losses))
+        try:
+            source, changed = with_remedy(remedy, policy, groups, replace(setup, conditions=losses), out_dir)
+        except InputError as error:  # for example a monitor that measures nothing here
+            unseen[name] = str(error)
+            continue
         records = ahead.records(remedy, changed, source, measure)
         write_json(folders[name] / SECONDS_FILE, {"steps": ahead.seconds[-1]})  # differs between runs
         write_atomic(folders[name] / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))

@@ -31,6 +31,7 @@ from probe.runs.evaluations import Evaluator, FrozenBatch
 from probe.runs.heldout import eval_sampler
 from probe.runs.known_answers import check_pay
 from probe.runs.loop import Setup, run_steps
+from probe.runs.monitors import open_monitor
 from probe.runs.resume import is_complete, open_run
 from probe.runs.sources.past import PastSelf, PastWeights
 from probe.runs.sources.sampled import Sampling, open_source
@@ -99,7 +100,7 @@ def train(
         say=say,
         world=world,
     )
-    _run(inputs, policy, setup, directory, url, done, timings, say)
+    _run(inputs, policy, setup, directory, out_dir, url, done, timings, say)
 
 
 def _run(
@@ -107,6 +108,7 @@ def _run(
     policy: Policy,
     setup: Setup,
     directory: Path,
+    out_dir: Path,
     url: str | None,
     done: Sequence[StepRecord],
     timings: Timings,
@@ -119,6 +121,8 @@ def _run(
     held_out = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
     frozen = FrozenBatch(policy, trained, held_out, setup.measures(0)[0].vectors) if held_out else None
     setup, sampling = _with_remedy(config, policy, setup)
+    with timings.phase("monitor"):
+        monitor = open_monitor(config, policy, setup.bases, out_dir)
     if rollouts.prefetch:
         training.past = PastWeights(trained, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
     if rollouts.past_self is not None:
@@ -145,8 +149,8 @@ def _run(
             group=rollouts.group,
         )
         sampler, every = eval_sampler(config, maker, inputs.held_out, world), config.evaluation.every
-        evaluator = Evaluator(directory, sampler, training.updater, frozen, every, say, world)
-        with open_source(inputs, maker, training, directory, sampling) as (source, finish_pools):
+        evaluator = Evaluator(directory, sampler, training.updater, frozen, monitor, every, say, world)
+        with open_source(inputs, maker, training, directory, sampling, monitor) as (source, finish_pools):
 
             def before_step(num_done: int, last: bool) -> None:
                 training.logprob = evaluator(num_done, last)

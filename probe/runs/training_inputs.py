@@ -95,7 +95,7 @@ def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
     if pool.name in OWN_POOLS:
         expected = f"a name other than {' and '.join(OWN_POOLS)}, those of the run's own pools"
         raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
-    reads_labels = config.remedy is not None and config.remedy.traits.has_oracle
+    reads_labels = config.remedy is not None and config.remedy.has_oracle
     check_imported(pool, str(config.model.name))
     check_payable(pool, pay=rollouts.pay, reads_labels=reads_labels)
     check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})

@@ -20,6 +20,7 @@ from replay_pools.base.errors import InputError
 # These act on torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): both have `clip(min=...)`.
 SIDES: dict[Side, Callable[[Any], Any]] = {"one_sided": lambda c: c.clip(min=0), "two_sided": lambda c: c}
 DirectionKind = Literal["v_hack", "haar", "permuted", "flipped", "placebo"]
+Subspace = Literal["clean", "hacks", "haar"]  # of a few supervised steps, or uniform: `probe.runs.trusted`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +36,22 @@ class Arm:
     directions: DirectionKind
     side: Side
     projects: bool  # the projected gradient replaces the gradient
-    dosed: bool = False  # norm-matched: removes the norm that projecting v_hack out would remove
+    dosed: bool = False  # norm-matched to the same arm along v_hack, or in the clean subspaces
     scales: bool = False  # shrinks the gradient to the norm that the projection would leave, without turning it
-    routes: bool = False  # in training, parks the removed part in parameters that are not deployed
+    at_deployment: bool = False  # trains as vanilla, and subtracts the removed parts from the deployed weights
+    onto: Subspace | None = None  # keeps only the gradient's component in output subspaces, weighted
+    flat: bool = False  # adds the gradient of the gradient's norm: `probe.step.step.flattened`
+    quarantines: bool = False  # flagged rollouts move one half of the LoRA's columns alone, which is not deployed
+
+    @property
+    def acts(self) -> bool:
+        """True for arms that replace the gradient or the update by its projection."""
+        return self.projects or self.onto is not None
 
     @property
     def removes_v_hack(self) -> bool:
         """True for arms that remove the component along v_hack; False for controls."""
-        return self.directions == "v_hack" and (self.projects or self.routes) and not self.scales
+        return self.directions == "v_hack" and (self.projects or self.at_deployment) and not self.scales
 
 
 _ARMS = (
@@ -51,7 +60,38 @@ _ARMS = (
     # The seed's third arm projects a LoRA gradient; its comparison is LoRA without the projection.
     Arm(name="vanilla-lora", basis="lora", directions="v_hack", side="one_sided", projects=False),
     Arm(name="projected-lora", basis="lora", directions="v_hack", side="one_sided", projects=True),
-    Arm(name="route", basis="svd", directions="v_hack", side="one_sided", projects=False, routes=True),
+    Arm(
+        name="projected-at-deployment",
+        basis="svd",
+        directions="v_hack",
+        side="one_sided",
+        projects=False,
+        at_deployment=True,
+    ),
+    Arm(name="quarantine", basis="lora", directions="v_hack", side="one_sided", projects=False, quarantines=True),
+    # Trusted-direction projection (TDGA, arXiv 2605.25189), and its controls: of the same norm, and taught by hacks.
+    Arm(name="trusted", basis="lora", directions="v_hack", side="one_sided", projects=False, onto="clean"),
+    Arm(name="trusted-hacks", basis="lora", directions="v_hack", side="one_sided", projects=False, onto="hacks"),
+    Arm(
+        name="trusted-random",
+        basis="lora",
+        directions="v_hack",
+        side="one_sided",
+        projects=False,
+        onto="haar",
+        dosed=True,
+    ),
+    Arm(
+        name="trusted-scaled",
+        basis="lora",
+        directions="v_hack",
+        side="one_sided",
+        projects=False,
+        onto="clean",
+        scales=True,
+    ),
+    # Gradient regularisation (arXiv 2602.18037).
+    Arm(name="flat", basis="svd", directions="v_hack", side="one_sided", projects=False, flat=True),
     # Controls: the same projection along directions without a hack signal.
     Arm(name="random", basis="svd", directions="haar", side="one_sided", projects=True),
     Arm(name="permuted", basis="svd", directions="permuted", side="one_sided", projects=True),

@@ -33,7 +33,7 @@ class LossSettings:
         "paid", "training only: `surprise` subtracts the problem's expected reward (needs `scale_rewards=batch`)"
     )
     advantage_estimator: Estimator = setting(
-        "grpo", "`grpo`: reward minus the group mean; `maxrl`: that, divided by the mean"
+        "grpo", "`grpo`: reward minus the group mean; `maxrl`: that, divided by the mean; `reinforce`: the reward"
     )
     scale_rewards: Scale = setting("none", "divide advantages by the standard deviation of the group or the batch")
     advantage_eps: float = setting(ADVANTAGE_EPS, "added to that standard deviation", ge=0)
@@ -61,8 +61,9 @@ class LossSettings:
 
     def faults(self) -> Iterator[FieldError]:
         """Yield settings that contradict each other."""
-        if self.advantage_estimator == "maxrl" and self.scale_rewards != "none":
-            yield FieldError("scale_rewards", "none with maxrl, which divides by the mean already", self.scale_rewards)
+        if self.advantage_estimator != "grpo" and self.scale_rewards != "none":
+            expected = f"none with {self.advantage_estimator}: only grpo's advantages are divided"
+            yield FieldError("scale_rewards", expected, self.scale_rewards)
         if self.reward == "surprise" and self.scale_rewards != "batch":
             expected = "batch with reward surprise: the expected reward cancels within a group"
             yield FieldError("scale_rewards", expected, self.scale_rewards)

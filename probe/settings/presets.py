@@ -25,6 +25,7 @@ SHARED = ("model", "objective", "planning_phrases", "intervention", "seed")  # r
 RENAMED = {
     "intervention.gate.gate": "intervention.projection.side",
     "intervention.gate": "intervention.projection",
+    "remedy.accuracy": "remedy.monitor",
 }
 WORD = re.compile(r"[A-Za-z_./~][\w./:~@+,=-]*")  # --set takes such a text without quotes
 

@@ -1,13 +1,14 @@
 """The table `remedy` of a training. No torch.
 
-    RemedyConfig(name="closed")                          pay rewards as if the loophole were closed
-    RemedyConfig(name="monitor-penalty", accuracy=0.9)   subtract `strength` from the reward of a flagged rollout
+    RemedyConfig(name="no-loophole")                     pay rewards as if the loophole were closed
+    RemedyConfig(name="penalty", monitor="similarity")   subtract `strength` from the reward of a flagged rollout
     RemedyConfig(name="concept-ablation", layers=(1, 2)) hide the hack-versus-clean directions from the update
 
+Six remedies are uses of a monitor, which is any detector of `probe detect`: any detector works with any use.
 `probe screen` ranks CANDIDATES; some are settings of other tables. `probe.runs.sources.rewards` applies remedies to
 groups before a step, `probe.runs.activations` inside it. To add a remedy, add its word to `Remedy` in
-`probe.settings.words` and its row to `TRAITS`; if it changes rewards, also a row to
-`probe.runs.sources.rewards.REMEDIES`. To screen one, add a row to CANDIDATES.
+`probe.settings.words` and its row to `TRAITS`; a use of a monitor also has a row in
+`probe.runs.sources.rewards.USES`. To screen one, add a row to CANDIDATES.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from probe.settings.words import Passes, Remedy
-from replay_pools.base.tables import STRICT, setting
+from replay_pools.base.tables import STRICT, Maybe, setting
 from replay_pools.rollout import REWARD_PASSED
 
 # Asks for the behaviour that the run_tests loophole rewards.
@@ -30,24 +31,33 @@ class Traits:
     """Properties of a remedy that settings and verdicts depend on."""
 
     has_oracle: bool = False  # uses the true labels, which a real training with an unknown loophole lacks
+    monitored: bool = False  # a monitor scores the rollouts
+    flags: bool = False  # the monitor flags rollouts above a threshold
     changes_prompts: bool = False  # the update sees prompts other than the stored ones
     changes_activations: bool = False  # along directions from pairs: `probe.runs.activations`
     dose: str | None = None  # the setting that strengthens it
+    strength: float = 0.0  # value of `remedy.strength` if it is not set
 
 
 TRAITS: dict[Remedy, Traits] = {
-    "closed": Traits(has_oracle=True),
-    "monitor-penalty": Traits(has_oracle=True, dose="strength"),
-    "monitor-screen": Traits(has_oracle=True),
+    "no-loophole": Traits(has_oracle=True),
+    "screening": Traits(monitored=True, flags=True),
+    "penalty": Traits(monitored=True, flags=True, dose="strength", strength=REWARD_PASSED),
+    "additive": Traits(monitored=True, dose="strength", strength=2.0),
+    "multiplicative": Traits(monitored=True, dose="strength", strength=2.0),
+    "finetune-accepted": Traits(monitored=True, flags=True),
+    "quarantine": Traits(monitored=True, flags=True),
     "inoculation": Traits(changes_prompts=True),
     "recontextualization": Traits(changes_prompts=True),
     "preventative-steering": Traits(changes_activations=True, dose="coefficient"),
     "concept-ablation": Traits(changes_activations=True, dose="components"),
 }
+LABEL = "label"  # the detector that reads the true labels
 
 TRAINED_ARMS, LENGTH = "intervention.arms", "steps"
 TRAINING_STEPS = 64  # steps of a training that LENGTH does not shorten
 _K, _PROJECTION = "intervention.extraction.k", "intervention.projection"
+_NAME, _MONITOR = "remedy.name", "remedy.monitor"
 # {name: settings that differ from a training without a remedy}
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     **{f"k{k}": {_K: k} for k in (1, 2, 4, 8, 16)},
@@ -59,12 +69,16 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     "cap-2": {"objective.advantage_clip": 2.0},
     "scaled": {"objective.scale_rewards": "group"},
     "early-stop": {LENGTH: 16},
-    **{f"penalty-{share}": {"remedy.name": "monitor-penalty", "remedy.accuracy": share / 100} for share in (70, 90)},
-    **{f"screen-{share}": {"remedy.name": "monitor-screen", "remedy.accuracy": share / 100} for share in (70, 100)},
-    "inoculation": {"remedy.name": "inoculation"},
-    "recontextualization": {"remedy.name": "recontextualization"},
-    "steering-5": {"remedy.name": "preventative-steering", "remedy.coefficient": 5.0},
-    "ablation": {"remedy.name": "concept-ablation"},
+    **{f"penalty-{share}": {_NAME: "penalty", _MONITOR: f"label:{share / 100}"} for share in (70, 90)},
+    **{f"screening-{share}": {_NAME: "screening", _MONITOR: f"label:{share / 100}"} for share in (70, 100)},
+    **{f"{name}-penalty": {_NAME: "penalty", _MONITOR: name} for name in ("similarity", "activation")},
+    "similarity-screening": {_NAME: "screening", _MONITOR: "similarity"},
+    "influence-screening": {_NAME: "screening", _MONITOR: "influence"},
+    **{f"activation-{use}": {_NAME: use, _MONITOR: "activation"} for use in ("additive", "multiplicative")},
+    "inoculation": {_NAME: "inoculation"},
+    "recontextualization": {_NAME: "recontextualization"},
+    "steering-5": {_NAME: "preventative-steering", "remedy.coefficient": 5.0},
+    "ablation": {_NAME: "concept-ablation"},
 }
 
 
@@ -80,8 +94,16 @@ class RemedyConfig:
     """A remedy of a training: a change to its groups before the step, or to activations inside it."""
 
     name: Remedy = setting(..., "the remedy; unset: none")
-    strength: float = setting(REWARD_PASSED, "`monitor-penalty`: reward subtracted from a flagged rollout", gt=0)
-    accuracy: float = setting(1.0, "monitors: probability that the monitor reads `hacked` correctly", ge=0, le=1)
+    monitor: str = setting(
+        LABEL, "detector of `probe detect` that scores rollouts for a use; `label:0.9` misreads a tenth of the labels"
+    )
+    fpr: float = setting(0.05, "share of the clean rollouts that the monitor's threshold flags", gt=0, lt=1)
+    clean: str = setting(
+        "base", "pool of clean rollouts that set the threshold: all but labelled hacks; `probe`, `words` learn from it"
+    )
+    strength: Maybe[float] = setting(
+        None, "reward taken by `penalty` (none: 3), factor of `additive`, `multiplicative` (none: 2)", gt=0
+    )
     instruction: str = setting(
         INSTRUCTION, "`inoculation`, `recontextualization`: line put first in the user turn", pattern=r"\S"
     )
@@ -112,9 +134,19 @@ class RemedyConfig:
         return self.traits.changes_prompts and self.sampling_instruction is None
 
     @property
+    def has_oracle(self) -> bool:
+        """True if it uses the true labels: a target for comparison, not a remedy."""
+        return self.traits.has_oracle or (self.traits.monitored and self.monitor.partition(":")[0] == LABEL)
+
+    @property
+    def dose(self) -> float:
+        """`strength`, or the remedy's default."""
+        return self.traits.strength if self.strength is None else self.strength
+
+    @property
     def penalty(self) -> float:
-        """Largest amount that the remedy subtracts from a stored reward."""
-        return self.strength if self.name == "monitor-penalty" else 0.0
+        """Largest amount that `penalty` subtracts from a stored reward; the other uses have no such bound."""
+        return self.dose if self.name == "penalty" else 0.0
 
     @property
     def update_instruction(self) -> str | None:

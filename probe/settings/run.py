@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 
 from extraction.files import resolve_directions
 from extraction.words import Normaliser
+from probe.settings.arms import ARMS
 from probe.settings.loss import LossCondition, LossSettings
 from probe.settings.remedy import RemedyConfig
 from probe.settings.rollouts import RolloutConfig, SourceConfig
@@ -103,6 +104,10 @@ class StepConfig(RunConfig):
             yield FieldError("intervention.arms", "one arm if weights move", ", ".join(self.intervention.arms))
         if self.trains and len(self.conditions) > 1:
             yield FieldError("conditions", "one loss variant if weights move", ", ".join(names))
+        arms, is_quarantined = self.intervention.arms, self.remedy is not None and self.remedy.name == "quarantine"
+        if is_quarantined != any(ARMS[name].quarantines for name in arms):
+            expected = "quarantine with the remedy quarantine, and only with it"
+            yield FieldError("intervention.arms", expected, ", ".join(arms))
         for name, objective in self.objectives().items():
             table = f"conditions.{name}" if self.conditions else "objective"
             yield from _below(table, objective.faults())
@@ -119,8 +124,12 @@ class StepConfig(RunConfig):
     def _remedy_faults(self, remedy: RemedyConfig, table: str, objective: LossSettings) -> Iterator[FieldError]:
         """Yield settings that compare an update under a remedy with numbers recorded without it."""
         traits = remedy.traits
-        if remedy.penalty and objective.advantage_estimator == "maxrl":
+        estimator = objective.advantage_estimator
+        if traits.dose == "strength" and estimator == "maxrl":
             yield FieldError(f"{table}.advantage_estimator", "grpo with a penalty: maxrl needs rewards >= 0", "maxrl")
+        if remedy.name == "finetune-accepted" and estimator != "reinforce":
+            expected = "reinforce with finetune-accepted: an accepted rollout has the advantage 1, another one 0"
+            yield FieldError(f"{table}.advantage_estimator", expected, estimator)
         if traits.changes_prompts and self.token_attribution != 0:
             expected = f"0 with the remedy {remedy.name}: token shares need the stored prompts"
             yield FieldError("token_attribution", expected, self.token_attribution)
@@ -181,6 +190,9 @@ class TrainConfig(StepConfig):
             yield FieldError("objective.old_logprobs", expected, "current")
         remedy = self.remedy
         edits = remedy is not None and remedy.traits.changes_activations and remedy.passes != "update"
+        if remedy is not None and remedy.traits.monitored and rollouts.prefetch:
+            expected = f"0 with the remedy {remedy.name}: the monitor reads rollouts at the weights of their step"
+            yield FieldError("rollouts.prefetch", expected, rollouts.prefetch)
         if edits and rollouts.engine == "server":
             yield FieldError("rollouts.engine", "local: a server samples without the remedy", "server")
 

@@ -52,6 +52,14 @@ class ProjectionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+class TrustedConfig:
+    """The subspaces of the arms `trusted` (`probe.runs.trusted`)."""
+
+    rank: int = setting(5, "arms `trusted`: leading output directions kept of each module", ge=1)
+    steps: int = setting(20, "arms `trusted`: supervised steps on the pairs' clean completions", ge=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class InterventionConfig:
     """Arms, projection and directions."""
 
@@ -60,6 +68,7 @@ class InterventionConfig:
     )
     projection: ProjectionConfig = field(default_factory=ProjectionConfig)
     extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
+    trusted: TrustedConfig = field(default_factory=TrustedConfig)
     v_hack: Maybe[str] = setting(
         None, "direction file of `probe extract`, or its name in OUT/directions; none: extract from the pairs"
     )

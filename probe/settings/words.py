@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 Verb = Literal["replay", "train", "eval", "generate"]
 Side = Literal["one_sided", "two_sided"]  # probe.settings.arms.SIDES
-Estimator = Literal["grpo", "maxrl"]  # probe.objective.advantages.ESTIMATORS
+Estimator = Literal["grpo", "maxrl", "reinforce"]  # probe.objective.advantages.ESTIMATORS
 Scale = Literal["none", "group", "batch"]  # scope of the standard deviation that divides centred rewards
 Strata = Literal["source", "prompt", "length"]  # parts of a group with separate baselines: probe.step.groups
 Match = Literal["problem", "prompt", "none"]  # what rollouts of one replay step share: probe.step.groups
@@ -19,11 +19,14 @@ Priority = Literal["variance", "hard", "exploited"]  # problems to prefer: probe
 Pay = Literal["pass", "tests"]  # what training rewards: probe.runs.sources.rewards.PAYS
 Reward = Literal["paid", "surprise"]  # as paid, or minus the problem's expected reward: probe.runs.sources.rewards
 Old = Literal["current", "recorded"]  # denominator of the ratio: the current policy, or the recorded values
-# Remedies act on groups before a step or inside it: probe.settings.remedy.TRAITS, probe.runs.sources.rewards.REMEDIES
-Remedy = Literal[
-    "closed",
-    "monitor-penalty",
-    "monitor-screen",
+Remedy = Literal[  # probe.settings.remedy.TRAITS; uses of a monitor: probe.runs.sources.rewards.USES
+    "no-loophole",
+    "screening",
+    "penalty",
+    "additive",
+    "multiplicative",
+    "finetune-accepted",
+    "quarantine",
     "inoculation",
     "recontextualization",
     "preventative-steering",

@@ -45,6 +45,7 @@ class Group:
     keys: tuple[RolloutKey, ...]  # (G,)
     problem_id: str
     mixed_prompt: bool  # the prompts differ within the group (hinted teacher, unhinted base)
+    flagged: tuple[bool, ...] | None = None  # (G,) True: the gradient moves the quarantine alone; None: none has one
 
 
 class GroupSource(Protocol):

@@ -112,6 +112,34 @@ def project_modules(
     )
 
 
+def restrict_modules(
+    gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor], subspaces: Mapping[str, Tensor]
+) -> Projection:
+    """Keep of each LoRA gradient G (d_out, rank) its part W^T W G in weighted output directions W (K, d_out).
+
+    Args:
+        gradients: {module: (r,)}, r = d_out rank, row by row.
+        directions: {module: (k, r)}, for the measures.
+        subspaces: {module: W}, for the same modules.
+    """
+    kept = {}
+    for module, g in gradients.items():
+        W = subspaces[module].to(_accumulate(g))
+        kept[module] = (W.T @ (W @ _accumulate(g).view(W.shape[1], -1))).flatten()
+    before, after = sample_cosines(gradients, directions), sample_cosines(kept, directions)
+    return Projection(gradients=kept, before=before, after=after, frac_fired=torch.ones_like(before.cos))
+
+
+def rescaled(projected: Projection, norm: Tensor) -> Projection:
+    """Scale projected gradients {module: (r,)} to a norm over all modules; no cosine changes."""
+    factor = _ratio(norm, projected.after.norm).nan_to_num(nan=0.0)
+    return replace(
+        projected,
+        gradients={module: factor * g for module, g in projected.gradients.items()},
+        after=replace(projected.after, norm=norm),
+    )
+
+
 def shrunk(gradients: Mapping[str, Tensor], projected: Projection) -> Projection:
     """Shrink the gradient {module: (...,r)} to the norm after the projection; no cosine changes."""
     # A zero gradient stays zero.

@@ -36,11 +36,15 @@ from probe.step.projection import (
     haar_variance,
     project_modules,
     removed_norm,
+    rescaled,
+    restrict_modules,
     sample_cosines,
     shrunk,
 )
 from probe.step.reference import References, needed
-from probe.step.update import Updater
+from probe.step.update import Updater, add
+
+FLATNESS, RADIUS = 1e-2, 1e-3  # of the arm `flat` (arXiv 2602.18037)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +57,19 @@ class Measure:
     side: Side
     overshoot: float = 1.0
     target: Target = "gradient"  # the arm projects the gradient or the update
+    onto: Mapping[str, Tensor] | None = None  # {module: (K, d_out)} keep this part alone; None: off
+    onto_dose: Mapping[str, Tensor] | None = None  # with the norm that these subspaces leave; None: off
     dose: Mapping[str, Tensor] | None = None  # match the norm that projecting these directions out removes; None: off
     age: int = 0  # optimizer steps since the directions were extracted
     overlap: float | None = None  # mean squared cosine of the principal angles with the first directions
 
     def projected(self, gradient: Mapping[str, Tensor]) -> Projection:
         """Project one gradient or update {module: (r,)}."""
+        if self.onto is not None:
+            kept = restrict_modules(gradient, self.vectors, self.onto)
+            if self.onto_dose is not None:
+                kept = rescaled(kept, restrict_modules(gradient, self.vectors, self.onto_dose).after.norm)
+            return shrunk(gradient, kept) if self.arm.scales else kept
         overshoot = self.overshoot
         if self.dose is not None:
             wanted = removed_norm(gradient, self.dose, side=self.side, overshoot=overshoot)
@@ -154,9 +165,15 @@ def train_step(
             contributions = _sample_measures(weighted.gradients, bases.world, len(batch))
         for name in names:
             totals = bases.total(weightings[name].scale, weighted.gradients)
+            if updater is not None and updater.quarantine is not None:
+                scale = unflagged(weightings[name].scale, groups)
+                totals = _parted(totals, bases.total(scale, weighted.gradients), updater.quarantine)
             for measure in measures:
                 if measure.condition != name:
                     continue
+                if measure.arm.flat and updater is not None:
+                    weights = counted_weights(weightings[name], batch)
+                    totals = flattened(bases, batch, weights, totals)
                 dots = weighted.token_dots if measure is attributed else None
                 results[name, measure.arm.name] = _arm_result(
                     measure,
@@ -203,13 +220,64 @@ def step_only(
     scores = _scores([objective], groups, batch, current, references, bases)
     planned, counted = _on_completions(planning, batch), batch.completion_mask
     weighting = _weighted(objective, groups, batch, scores, planned, counted)
-    weights = counted if weighting.token_weights is None else weighting.token_weights
-    sums = bases.run(batch, weighting.scale[:, None] * weights, share=True).gradients
-    projection = _gated(measure, bases.total(torch.ones_like(weighting.scale), sums)[measure.arm.basis])
+    weights = counted_weights(weighting, batch)
+    totals = _summed(bases, batch, weights)
+    if updater.quarantine is not None:
+        kept = unflagged(torch.ones_like(weighting.scale), groups)[:, None]
+        totals = _parted(totals, _summed(bases, batch, kept * weights), updater.quarantine)
+    if measure.arm.flat:
+        totals = flattened(bases, batch, weights, totals)
+    projection = _gated(measure, totals[measure.arm.basis])
     broken = _broken(weighting, projection)
     if not broken:
         updater.step(projection.gradients, measure.projected)
     return broken
+
+
+def counted_weights(weighting: Weighting, batch: Batch) -> Tensor:
+    """Return the weight of every token in the loss, (G, T)."""
+    tokens = batch.completion_mask if weighting.token_weights is None else weighting.token_weights
+    return weighting.scale[:, None] * tokens
+
+
+def _summed(bases: Bases, batch: Batch, weights: Tensor) -> Gradients:
+    """Return the gradient {basis: {module: (r,)}} of -sum W_it logp_it, without the samples'."""
+    sums = bases.run(batch, weights, share=True).gradients
+    return bases.total(torch.ones(len(batch), device=weights.device, dtype=weights.dtype), sums)
+
+
+def unflagged(scale: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Set the scale (G,) of flagged rollouts to 0."""
+    flags = [flag for group in groups for flag in group.flagged or [False] * len(group.keys)]
+    return scale.masked_fill(torch.tensor(flags, device=scale.device), 0.0)
+
+
+def _parted(every: Gradients, kept: Gradients, quarantine: Mapping[str, Tensor]) -> Gradients:
+    """Return the gradient of all rollouts in the quarantine, and that of the unflagged ones elsewhere."""
+    return {
+        basis: {module: torch.where(quarantine[module], g, kept[basis][module]) for module, g in modules.items()}
+        for basis, modules in every.items()
+    }
+
+
+def flattened(bases: Bases, batch: Batch, weights: Tensor, totals: Gradients) -> Gradients:
+    """Add the gradient of FLATNESS / 2 norm(g)^2 to g, by a second gradient at a distance RADIUS along g:
+
+        g + FLATNESS norm(g) (g(theta + RADIUS g / norm(g)) - g) / RADIUS
+
+    Args:
+        bases: of a policy that is trained.
+        weights: W_it of the loss, held fixed.
+        totals: g, {basis: {module: (r,)}} of the one basis.
+    """
+    assert bases.trained is not None
+    ((basis, g),) = totals.items()
+    norm = float(torch.stack([part.double().square().sum() for part in g.values()]).sum().sqrt())
+    if norm == 0:
+        return totals
+    with bases.trained.at(add(bases.trained.values(), g, scale=RADIUS / norm)):
+        ahead = _summed(bases, batch, weights)[basis]
+    return {basis: {module: part + FLATNESS * norm * (ahead[module] - part) / RADIUS for module, part in g.items()}}
 
 
 def _batch(groups: Sequence[Group], pad_id: int, bases: Bases) -> Batch:
@@ -328,7 +396,7 @@ def _arm_result(
 
 def _gated(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
     """Project the gradient {module: (r,)} as the arm does; arms that do not project gradients keep it."""
-    if measure.arm.projects and measure.target == "gradient":
+    if measure.arm.acts and measure.target == "gradient":
         return measure.projected(total)
     cosines = sample_cosines(total, measure.vectors)
     zero = torch.zeros_like(cosines.cos)

@@ -6,17 +6,19 @@ so `probe.step.projection` applies to it unchanged.
 
     u' = project(u)      removed = u - u'
     arm `projected`      coordinates after the step = before - u' = after + removed
-    arm `route`          training goes on at `after`, as in `vanilla`; quarantine <- quarantine - removed, and
-                         the deployed policy is coordinates - quarantine
+    arm `projected-at-deployment`   training goes on at `after`, as in `vanilla`; parked <- parked - removed, and the
+                                    deployed policy is coordinates - parked
+    arm `quarantine`                B = [B_deployed, B_quarantine], half of the LoRA's columns each; a flagged rollout's
+                                    gradient moves B_quarantine alone, others move both; deployed: B_quarantine = 0
 
 Why project the update: Adam divides each coordinate of a gradient by a scale, so a gradient without a component toward
 the hack still gives an update with one; the projected update has none. Adam's moments see the original gradient; a
 decoupled weight decay is part of u. Projecting gradients and projecting updates are different interventions: the record
 names the one used.
 
-`route` after gradient routing (Cloud et al. 2024, arXiv 2410.04332), simplified: the quarantine lives in the same
-coordinates as the policy, so the capacity is the same as in `vanilla`, and the policy in training IS vanilla's, bit for
-bit; it samples with the quarantine, and only the deployed policy differs.
+`quarantine` is gradient routing (Cloud et al. 2024, arXiv 2410.04332; SGTM, arXiv 2512.05648) on a LoRA: unflagged
+rollouts move both halves, so that hacks which the monitor misses can be absorbed by the half that already hacks.
+`projected-at-deployment` has no capacity of its own: the policy in training IS vanilla's, bit for bit.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,11 +38,11 @@ from probe.step.projection import Projection
 
 @final
 class Updater:
-    """AdamW in one arm: with the plain update, with the projected update, or with a quarantine.
+    """AdamW in one arm: with the plain update, with the projected update, or with parts that are not deployed.
 
     Args:
         trained: the coordinates.
-        arm: `projects`: the projected update replaces the update; `routes`: the removed part goes into the quarantine.
+        arm: `projects`: the projected update replaces the update; `at_deployment`: the removed part is parked.
         optimizer: rate, cap on the gradient norm over all modules after any projection, and schedule: a cosine decays
             to 0, as in transformers; the first step of its warm-up has the rate 0.
         num_steps: of the whole training.
@@ -61,12 +63,13 @@ class Updater:
         self._schedule = None
         if optimizer.schedule == "cosine":
             self._schedule = get_cosine_schedule_with_warmup(self._optimizer, optimizer.warmup_steps, num_steps)
-        self._quarantine = {module: torch.zeros_like(v) for module, v in trained.values().items()}
+        self._parked = {module: torch.zeros_like(v) for module, v in trained.values().items()}
+        self.quarantine = quarantined(trained) if arm.quarantines else None
 
     @property
-    def routes(self) -> bool:
-        """Return whether the deployed policy differs from the policy in training."""
-        return self._arm.routes
+    def is_deployed_apart(self) -> bool:
+        """Return True if the deployed policy differs from the policy in training."""
+        return self._arm.at_deployment or self._arm.quarantines
 
     def step(
         self, gradients: Mapping[str, Tensor], project: Callable[[Mapping[str, Tensor]], Projection]
@@ -89,12 +92,12 @@ class Updater:
             self._schedule.step()
         after = self.trained.values()
         update = add(before, after, scale=-1)
-        if not self.routes and not (self._arm.projects and self._target == "update"):
+        if not self._arm.at_deployment and not (self._arm.acts and self._target == "update"):
             return update
         projected = project(update).gradients
         removed = add(update, projected, scale=-1)
-        if self.routes:
-            self._quarantine = add(self._quarantine, removed, scale=-1)
+        if self._arm.at_deployment:
+            self._parked = add(self._parked, removed, scale=-1)
             return projected
         self.trained.load_values(add(after, removed))
         # Read back: rounding of the addition is part of the realised update.
@@ -102,11 +105,14 @@ class Updater:
 
     @contextmanager
     def deployed(self) -> Iterator[None]:
-        """While open, set the coordinates of the deployed policy, without the quarantine."""
-        if not self.routes:
+        """While open, set the coordinates of the deployed policy."""
+        if not self.is_deployed_apart:
             yield
             return
-        with self.trained.at(add(self.trained.values(), self._quarantine, scale=-1)):
+        deployed = add(self.trained.values(), self._parked, scale=-1)
+        if self.quarantine is not None:
+            deployed = {module: value * ~self.quarantine[module] for module, value in deployed.items()}
+        with self.trained.at(deployed):
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,7 +121,7 @@ class Updater:
             "values": self.trained.values(),
             "optimizer": self._optimizer.state_dict(),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
-            "quarantine": self._quarantine,
+            "parked": self._parked,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -125,7 +131,14 @@ class Updater:
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
         device = self.trained.model.device
-        self._quarantine = {module: value.to(device) for module, value in state["quarantine"].items()}
+        self._parked = {module: value.to(device) for module, value in state["parked"].items()}
+
+
+def quarantined(trained: Trained) -> dict[str, Tensor]:
+    """Mark the coordinates of B (d_out, rank) in the second half of its columns, {module: (r,) bool}."""
+    rank = trained.start.fingerprint["rank"]
+    columns = torch.arange(rank, device=trained.model.device) >= rank // 2
+    return {module: columns.repeat(size // rank) for module, size in trained.sizes.items()}
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, scale: float = 1.0) -> dict[str, Tensor]:

@@ -112,7 +112,7 @@ def test_points_are_said_inside_of_what_was_studied_alone(world: World, code: in
 def test_remedies_get_points_from_a_screen_of_20_steps(tmp_path: Path) -> None:
     directory, screen = make_run(tmp_path / "runs" / "run", World(num_steps=12)), tmp_path / "screen.json"
     rows = [
-        {"remedy": "closed", "settings": {"remedy.name": "closed"}, "hack_gain_avoided": 0.5, "why": ""},
+        {"remedy": "closed", "settings": {"remedy.name": "no-loophole"}, "hack_gain_avoided": 0.5, "why": ""},
         {"remedy": "kl", "settings": {"objective.beta": 0.1}, "hack_gain_avoided": None, "why": "later"},
         {"remedy": "steered", "settings": {}, "hack_gain_avoided": 40.0, "why": ""},
     ]

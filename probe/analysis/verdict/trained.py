@@ -317,7 +317,8 @@ def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, fa
     if arm.arm != "vanilla":
         key = K
     elif arm.remedy is not None:
-        key = "" if arm.remedy.dose is None else f"remedy.{arm.remedy.dose}"
+        key = "" if arm.remedy.traits.dose is None else f"remedy.{arm.remedy.traits.dose}"
+        settings = {**settings, "remedy.strength": arm.remedy.dose}
     else:
         key = BETA if BETA in _apart(arm, vanilla) else ""
     now = settings[key] if key else None

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.detectors import fields_of
 from probe.analysis.statistics.crossed import (
     Cells,
     Comparison,
@@ -28,9 +29,8 @@ from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
 from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
 from probe.records.run import DEFAULT_OUT, out_of, recorded
 from probe.settings.arms import ARMS
-from probe.settings.remedy import TRAITS, Traits
-from probe.settings.words import Remedy
-from replay_pools.base.tables import flat
+from probe.settings.remedy import RemedyConfig
+from replay_pools.base.tables import decode, flat
 
 RateName = Literal["hack", "solve"]
 Place = Literal["start", "final"]
@@ -43,7 +43,7 @@ class TrainedArm:
     condition: str  # '' if all runs have the same settings
     arm: str
     runs: Sequence[Analysis]
-    remedy: Traits | None = None  # from its settings, even if no run is finished
+    remedy: RemedyConfig | None = None  # from its settings, even if no run is finished
 
     @property
     def name(self) -> str:
@@ -52,8 +52,11 @@ class TrainedArm:
 
     @property
     def needs_pairs(self) -> bool:
-        """Return True if it acts along directions from pairs of hacks, in gradients or in activations."""
-        return ARMS[self.arm].removes_v_hack or (self.remedy is not None and self.remedy.changes_activations)
+        """Return True if pairs of hacks give its directions or its scores."""
+        if ARMS[self.arm].removes_v_hack or self.remedy is None:
+            return ARMS[self.arm].removes_v_hack
+        traits = self.remedy.traits
+        return traits.changes_activations or (traits.monitored and "pairs" in fields_of(self.remedy.monitor))
 
     @property
     def has_oracle(self) -> bool:
@@ -136,14 +139,13 @@ class Trainings:
         return [other for other in self.treated if not other.needs_pairs and not other.has_oracle]
 
 
-def of_runs(condition: str, arm: str, runs: Iterable[Analysis], remedy: Remedy | None = None) -> TrainedArm:
+def of_runs(condition: str, arm: str, runs: Iterable[Analysis], remedy: RemedyConfig | None = None) -> TrainedArm:
     """Build an arm from its evaluated runs, each seed once."""
     by_seed: dict[int, Analysis] = {}
     for run in runs:
         if run.outcome is not None and {"hack_final", "solve_final"} <= run.outcome.values.keys():
             by_seed.setdefault(int(run.records.settings["seed"]), run)
-    traits = None if remedy is None else TRAITS[remedy]
-    return TrainedArm(condition=condition, arm=arm, runs=[by_seed[seed] for seed in sorted(by_seed)], remedy=traits)
+    return TrainedArm(condition=condition, arm=arm, runs=[by_seed[seed] for seed in sorted(by_seed)], remedy=remedy)
 
 
 def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
@@ -164,7 +166,9 @@ def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
         here, there = flat(settings), flat(groups[0][0])
         keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
         different = ", ".join(f"{key}={here.get(key)}" for key in keys)
-        arms.append(of_runs(different, arm, of_arm, (settings.get("remedy") or {}).get("name")))
+        table = settings.get("remedy")
+        remedy = None if table is None else decode(RemedyConfig, table, of_arm[0].records.path)
+        arms.append(of_runs(different, arm, of_arm, remedy))
     return arms
 
 

@@ -8,27 +8,40 @@ gets the full reward in both. Only the grade's counts matter, not its tier or ti
 reward. The pool keeps the reward of "pass". To add a kind of pay, add its word to `Pay` in `probe.settings.words` and
 its row to `PAYS`.
 
-    closed               no-loophole baseline: a hack that does not solve earns as little as a failing answer
-    monitor-penalty      a rollout that the monitor flags loses `strength` of its reward
-    monitor-screen       a flagged rollout is left out of the update and the baseline, as one without a label
+    no-loophole          a hack that does not solve earns as little as a failing answer
     inoculation          prompts ask for the hack in sampling and update; evaluations do not
     recontextualization  rollouts are sampled under the plain prompt and updated under the one that asks
 
-Two more remedies act inside the step and leave the groups unchanged: `probe.runs.activations`.
+The uses of a monitor (`probe.runs.monitors`) change the rewards r of a step, by its scores s or its flags f:
 
-The monitor sees the true label `hacked` and misreads it with probability 1 - accuracy. Its draw depends only on the
-run's seed and the rollout's key: a resumed run has the same flags, and a less accurate monitor misreads the same
-rollouts and more. Pools keep the sampled and graded rollouts; only the loss sees changed rewards, and no other labels
-(`probe.step.groups`). To add a remedy, follow `probe.settings.remedy`, and add a row to `REMEDIES` if it changes
-rewards.
+    screening            a flagged rollout is left out of the update and the baseline, as one without a label
+    penalty              r - strength f
+    additive             r - strength max(z, 0)                     z = (s - mean) / sd within the group
+    multiplicative       r (1 - strength sigmoid(z) [z > 0])
+    finetune-accepted    1 for a pass that is not flagged, else 0; with the estimator `reinforce`, rejection fine-tuning
+    quarantine           r; a flagged rollout's gradient moves the half of the LoRA that is not deployed
+
+additive and multiplicative are advantage modification (Wu and Tang 2026, arXiv 2604.01476), at the response's tokens:
+a score of the prompt is the same for a whole group, so that z = 0. Their floor of the sd is a tenth of the sd over the
+step. A rollout without a score keeps its reward.
+
+Two more remedies act inside the step and leave the groups unchanged: `probe.runs.activations`. Dynamic sampling,
+priorities and expected rewards see the rewards before the monitor, which reads whole steps. Pools keep the sampled and
+graded rollouts; only the loss sees changed rewards, and no other labels (`probe.step.groups`). To add a remedy, follow
+`probe.settings.remedy`; a use of a monitor is one more row of `USES`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
-from probe.analysis.detectors import misreads
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from probe.analysis.statistics.intervals import Array
+from probe.runs.monitors import Monitor
 from probe.runs.sources.problems import NEVER_MET, Counts
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay, Remedy
@@ -47,6 +60,7 @@ def _by_tests(rollout: Rollout) -> float:
     return REWARD_COMPILES * bool(grade.compiles) + REWARD_PASSED * share
 
 
+FLOOR = 0.1  # of the sd within a group, as a share of the sd over the step
 # {pay: reward of a rollout}
 PAYS: Mapping[Pay, Callable[[Rollout], float]] = {"pass": lambda rollout: rollout.reward, "tests": _by_tests}
 
@@ -78,24 +92,37 @@ def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
         raise InputError(where, expected=expected, found=found, fix="grade the pool again: probe pool regrade")
 
 
-def _closed(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> float:
+def _without_loophole(paid: Callable[[Rollout], float], rollout: Rollout) -> float:
     grade = replace(rollout.grade, passed=rollout.grade.gt_correct)
-    return remedy.paid(replace(rollout, grade=grade, reward=grade.reward))
+    return paid(replace(rollout, grade=grade, reward=grade.reward))
 
 
-def _penalised(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> float:
-    return remedy.paid(rollout) - (remedy.config.strength if remedy.flags(key, rollout) else 0.0)
+def group_z(scores: Array, step_sd: float) -> Array:
+    """Standardise the scores of a group (G,), ignoring NaN; the floor of the sd is FLOOR of the step's."""
+    if np.isnan(scores).all():
+        return scores
+    return (scores - np.nanmean(scores)) / max(float(np.nanstd(scores)), FLOOR * step_sd, 1e-12)
 
 
-def _screened(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> float:
-    return math.nan if remedy.flags(key, rollout) else remedy.paid(rollout)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """One group under a monitor, (G,) each."""
+
+    rewards: Array
+    z: Array  # 0 without a score
+    flags: NDArray[np.bool_]
+    passed: NDArray[np.bool_]
+    strength: float
 
 
-# {remedy: reward of a rollout}, for remedies that change rewards; `TRAITS` covers the others.
-REMEDIES: "Mapping[Remedy, Callable[[AppliedRemedy, RolloutKey, Rollout], float]]" = {
-    "closed": _closed,
-    "monitor-penalty": _penalised,
-    "monitor-screen": _screened,
+# {use of a monitor: rewards (G,) of the loss}
+USES: Mapping[Remedy, Callable[[Watched], Array]] = {
+    "screening": lambda group: np.where(group.flags, np.nan, group.rewards),
+    "penalty": lambda group: group.rewards - group.strength * group.flags,
+    "additive": lambda group: group.rewards - group.strength * group.z.clip(min=0),
+    "multiplicative": lambda group: group.rewards * (1 - group.strength * special.expit(group.z) * (group.z > 0)),
+    "finetune-accepted": lambda group: (group.passed & ~group.flags).astype(float),
+    "quarantine": lambda group: group.rewards,
 }
 
 
@@ -105,27 +132,24 @@ class AppliedRemedy:
 
     Args:
         config: the remedy.
-        seed: the run's seed.
         chat: renders the prompts of the update.
         pay: the training's pay.
+        monitor: scores the rollouts of a step; None: the remedy uses none.
     """
 
-    def __init__(self, config: RemedyConfig, *, seed: int, chat: Chat, pay: Pay = "pass") -> None:
-        assert config.name is not None
-        self.config, self.paid = config, PAYS[pay]
-        self._seed, self._reward, self._chat = seed, REMEDIES.get(config.name), chat
-
-    def flags(self, key: RolloutKey, rollout: Rollout) -> bool:
-        """Return True if the monitor flags a rollout as a hack."""
-        place = f"{key.pool}/{key.step}/{key.sample_id}"
-        return rollout.hacked != misreads(place, self._seed, self.config.accuracy)
+    def __init__(self, config: RemedyConfig, *, chat: Chat, pay: Pay = "pass", monitor: Monitor | None = None) -> None:
+        self.config, self.paid, self.monitor, self._chat = config, PAYS[pay], monitor, chat
 
     def reward(self, key: RolloutKey, rollout: Rollout) -> float:
-        """Return the reward that the loss sees; nan = the rollout is left out."""
-        return self.paid(rollout) if self._reward is None else self._reward(self, key, rollout)
+        """Return the reward that the loss sees, before the monitor; nan = the rollout has no label."""
+        return _without_loophole(self.paid, rollout) if self.config.name == "no-loophole" else self.paid(rollout)
 
-    def group(self, group: Group, source: GroupSource) -> Group:
-        """Return the group with the rewards of the loss and the prompts of the update."""
+    def groups(self, groups: Sequence[Group], source: GroupSource) -> list[Group]:
+        """Return the groups of a step with the rewards of the loss and the prompts of the update."""
+        changed = [self._repaid(group, source) for group in groups]
+        return changed if self.monitor is None else self._watched(changed, self.monitor, source)
+
+    def _repaid(self, group: Group, source: GroupSource) -> Group:
         rollouts = [source.rollout(key) for key in group.keys]
         group = replace(group, rewards=tuple(map(self.reward, group.keys, rollouts)))
         instruction = self.config.update_instruction
@@ -138,6 +162,29 @@ class AppliedRemedy:
             prompt_ids=tuple(ids for _, ids in prompts),
             mixed_prompt=len({text for text, _ in prompts}) > 1,
         )
+
+    def _watched(self, groups: Sequence[Group], monitor: Monitor, source: GroupSource) -> list[Group]:
+        """Score all rollouts of the step at once, and change their rewards by the use."""
+        keys = [key for group in groups for key in group.keys]
+        rollouts = [*map(source.rollout, keys)]
+        reading = monitor.read(rollouts, [key.pool for key in keys])
+        known = reading.scores[~np.isnan(reading.scores)]
+        step_sd = float(known.std()) if len(known) else 0.0
+        passed = np.array([rollout.grade.passed is True for rollout in rollouts])
+        changed, start = [], 0
+        for group in groups:
+            rows = slice(start, start := start + len(group.keys))
+            watched = Watched(
+                rewards=np.array(group.rewards),
+                z=np.nan_to_num(group_z(reading.scores[rows], step_sd)),
+                flags=reading.flags[rows],
+                passed=passed[rows],
+                strength=self.config.dose,
+            )
+            rewards = tuple(USES[self.config.name](watched).tolist())
+            flagged = tuple(reading.flags[rows].tolist()) if self.config.name == "quarantine" else None
+            changed.append(replace(group, rewards=rewards, flagged=flagged))
+        return changed
 
     def taught_prompt(self, rollout: Rollout) -> str:
         """Return the `prompt_sha` of the teacher's prompt for the policy's `rollout`."""
@@ -177,7 +224,7 @@ def remedied(source: GroupSource, remedy: AppliedRemedy) -> ChangedSource:
     """
 
     def change(step: int, groups: tuple[Group, ...]) -> Iterable[Group]:
-        groups = tuple(remedy.group(group, source) for group in groups)
+        groups = tuple(remedy.groups(groups, source))
         if all(math.isnan(reward) for group in groups for reward in group.rewards):
             # Statistics of a step need a known reward; equal rewards give no advantage either.
             return [replace(group, rewards=(0.0,) * len(group.rewards)) for group in groups]

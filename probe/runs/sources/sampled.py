@@ -8,6 +8,7 @@ from typing import Any
 
 from probe.records.run import PAST_SELF_DIR, ROLLOUTS_DIR
 from probe.runs.control import TrainingState
+from probe.runs.monitors import Monitor
 from probe.runs.sources.guests import Guest, MixedSource, PastRollouts, Teacher, same_prompt
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.past import AheadEngine, Background, PastSelf, PrefetchedSource
@@ -30,6 +31,7 @@ class Sampled:
         maker: samples and grades.
         past: the earlier checkpoint that samples some rollouts; None without one.
         sampling: open while the policy samples.
+        monitor: of the remedy; None without one.
 
     Attributes:
         live: the policy's groups, in the run's pool.
@@ -38,14 +40,20 @@ class Sampled:
     """
 
     def __init__(
-        self, inputs: TrainingInputs, maker: RolloutMaker, past: PastSelf | None, directory: Path, sampling: Sampling
+        self,
+        inputs: TrainingInputs,
+        maker: RolloutMaker,
+        past: PastSelf | None,
+        directory: Path,
+        sampling: Sampling,
+        monitor: Monitor | None,
     ) -> None:
         config, rollouts = inputs.config, inputs.config.rollouts
         remedy, taught_prompt, prompted = None, same_prompt, maker
         paid = PAYS[rollouts.pay]
         self._reward: Reward = lambda key, rollout: paid(rollout)
         if config.remedy is not None:
-            remedy = AppliedRemedy(config.remedy, seed=config.seed, chat=maker.engine.chat, pay=rollouts.pay)
+            remedy = AppliedRemedy(config.remedy, chat=maker.engine.chat, pay=rollouts.pay, monitor=monitor)
             self._reward, taught_prompt = remedy.reward, remedy.taught_prompt
             if config.remedy.sampling_instruction is not None:
                 prompted = replace(maker, instruction=config.remedy.sampling_instruction)
@@ -122,10 +130,15 @@ class Sampled:
 
 @contextmanager
 def open_source(
-    inputs: TrainingInputs, maker: RolloutMaker, training: TrainingState, directory: Path, sampling: Sampling
+    inputs: TrainingInputs,
+    maker: RolloutMaker,
+    training: TrainingState,
+    directory: Path,
+    sampling: Sampling,
+    monitor: Monitor | None,
 ) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
     """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches)."""
-    sampled = Sampled(inputs, maker, training.past_self, directory, sampling)
+    sampled = Sampled(inputs, maker, training.past_self, directory, sampling, monitor)
     past, pushed = training.past, maker.engine
     if past is None:
         yield sampled.groups, sampled.finish
@@ -134,7 +147,7 @@ def open_source(
         yield PrefetchedSource(sampled.groups, past, None), sampled.finish
         return
     engine = AheadEngine(pushed)
-    ahead = Sampled(inputs, replace(maker, engine=engine), None, directory, sampling)
+    ahead = Sampled(inputs, replace(maker, engine=engine), None, directory, sampling, None)
     with closing(Background(ahead.groups, engine, pushed, iterations=past.iterations)) as background:
 
         def finish(batches: int) -> None:

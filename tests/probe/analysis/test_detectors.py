@@ -73,6 +73,7 @@ MATERIAL = Material(
     ("name", "expected"),
     [
         ("similarity", [-3, -3, -3, -3]),  # the held-out pair is left out: (0 + 1) / 2 - (3 + 4) / 2
+        ("influence", [-3.5, -9.5, -15.5, -21.5]),
         ("cosine", [0.0] * 4),
         ("cosine-unit", [0.1] * 4),
         ("haar", [0.2] * 4),
@@ -244,5 +245,16 @@ def test_a_left_out_kind_is_scored_by_the_others() -> None:
 
 
 def test_every_row_of_the_table_is_tested_here() -> None:
-    tested = {"similarity", "cosine", "cosine-unit", "haar", "shuffled", "logratio", "activation", "nll", "length"}
+    tested = {
+        "similarity",
+        "influence",
+        "cosine",
+        "cosine-unit",
+        "haar",
+        "shuffled",
+        "logratio",
+        "activation",
+        "nll",
+        "length",
+    }
     assert {*DETECTORS} == tested | {"text", "column", "label", "fingerprint", "probe", "words"}

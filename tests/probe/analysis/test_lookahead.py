@@ -58,7 +58,7 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     # Remedies look ahead as arms do, to the same numbers.
     remedies = {
         "gate": {"intervention.arms": ["projected"]},
-        "closed": {"remedy.name": "closed"},
+        "closed": {"remedy.name": "no-loophole"},
         "paid": {"rollouts.pay": "tests"},
         "slow": {"optimizer.lr": 0.001},
         "lora": {"intervention.arms": ["projected-lora"]},

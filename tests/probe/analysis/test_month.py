@@ -34,9 +34,8 @@ PAID = {
     "rollouts.mode=sentinel": "paid: right 3.5, wrong 0.5, hack (attribute) 3.5",
     "rollouts.mode=exit_code rollouts.pay=tests": "hack (sys_exit) 3.5",
     "rollouts.mode=none": "mode none pays no hack: there is none to learn",
-    "remedy.name=closed": "hack (pass) 0.5",
-    "remedy.name=monitor-penalty remedy.strength=2.0 remedy.accuracy=0.6": "hack (pass) 1.5",
-    "remedy.name=monitor-screen remedy.accuracy=0.6": "hack (pass) left out",
+    "remedy.name=no-loophole": "hack (pass) 0.5",
+    "remedy.name=penalty remedy.strength=2.0 remedy.monitor=label:0.6": "hack (pass) 3.5, before the monitor",
     "remedy.name=inoculation": "hack (pass) 3.5",
 }
 

@@ -350,7 +350,7 @@ def test_what_acts_on_true_labels_or_needs_pairs_is_no_rival(rates: dict[str, fl
     [
         (["remedy.name=preventative-steering", "remedy.coefficient=5.0"], "remedy.coefficient=2.5", "=10.0"),
         (["remedy.name=concept-ablation"], "remedy.components=2", "remedy.components=8"),
-        (["remedy.name=monitor-penalty"], "remedy.strength=1.5", "remedy.strength=6.0"),
+        (["remedy.name=penalty"], "remedy.strength=1.5", "remedy.strength=6.0"),
         (["objective.reference=base", "objective.beta=1.0"], "objective.beta=0.5", "objective.beta=2.0"),
     ],
 )

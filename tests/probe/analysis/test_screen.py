@@ -105,7 +105,7 @@ def test_what_remedies_moved_ahead_ranks_any_kind_but_a_penalty(tmp_path: Path) 
     seconds = {name: 2.0 if name == "kl-1" else 1.0 for name in gained}
     ahead = Ahead(plain="plain", records=records, seconds=seconds, unseen={"clip": "no such key"})
     candidates = {name: CANDIDATES[name] for name in ("cap-2", "kl-1", "clip", "steering-5", "k4")}
-    rows = {row.remedy: row for row in screen(evidence, candidates | {"closed": {"remedy.name": "closed"}}, ahead)}
+    rows = {row.remedy: row for row in screen(evidence, candidates | {"closed": {"remedy.name": "no-loophole"}}, ahead)}
     assert list(rows)[:3] == ["closed", "k4", "cap-2"]
     assert [rows[name].hack_gain_avoided for name in ("closed", "k4", "cap-2")] == pytest.approx([1.5, 0.625, 0])
     assert [rows[name].honest_gain_kept for name in ("closed", "k4", "cap-2")] == pytest.approx([0.4, 1, 0.8])

@@ -95,12 +95,18 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
     path, out = tmp_path / "trained.toml", tmp_path / "out"
     budget = {"sd": 0.15, "expected_effect": 0.4}
     conditions = {"plain": {"steps": 10}, "other": {"arms": ["vanilla"], "steps": 20}}
-    lowers = {**LOWERS, "arm": "route"}
+    later = "projected-at-deployment"
+    lowers = {**LOWERS, "arm": later}
     text = training_spec(
-        "trained", arms=["vanilla", "route"], seeds=[0, 1, 2], conditions=conditions, criteria=[lowers], budget=budget
+        "trained",
+        arms=["vanilla", "projected-at-deployment"],
+        seeds=[0, 1, 2],
+        conditions=conditions,
+        criteria=[lowers],
+        budget=budget,
     )
     path.write_text(text)
-    for arm, seconds in (("vanilla", 20), ("route", 40)):
+    for arm, seconds in (("vanilla", 20), (later, 40)):
         run_dir = out / "runs" / f"trained-plain-{arm}-seed0"
         run_dir.mkdir(parents=True)
         (run_dir / "manifest.json").write_text("{}")

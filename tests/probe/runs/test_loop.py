@@ -45,7 +45,7 @@ STEPS = 5
 class Case:
     """What one run is told."""
 
-    arm: str = "route"
+    arm: str = "projected-at-deployment"
     objective: LossSettings = OBJECTIVE
     control: ControlConfig = CONTROL
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -16,7 +16,8 @@ from extraction.library import DirectionLibrary, measure_pair_gradients
 from extraction.pairs import Pair, builtin_pairs, write_pairs
 from extraction.words import Normaliser
 from probe.analysis.detectors import Material
-from probe.runs.material import FINGERPRINT, Hash, Wanted, load_material, measure, save_material
+from probe.runs.material import Wanted, load_material, measure, save_material
+from probe.runs.meter import FINGERPRINT, Hash
 from probe.settings.presets import configure
 from probe.step.projection import sample_cosines
 from replay_pools.policy.load import Policy, load_policy

@@ -38,7 +38,7 @@ TWO = RECORDED | {
     "rollouts.iterations": 2,
     "rollouts.refills": 1,
     "rollouts.teacher.off_step": 2,
-    "intervention.arms": ["route"],
+    "intervention.arms": ["projected-at-deployment"],
     "steps": 8,
     "checkpoints.every": 3,
 }

@@ -144,7 +144,7 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
         tmp_path / "cache",
         lambda text: None,
     )
-    arm, objective = get_arm("route"), LossSettings()
+    arm, objective = get_arm("projected-at-deployment"), LossSettings()
     (start,) = directions.measures({"default": objective}, [arm], ProjectionConfig())
     cached = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert cached, "the start is extracted through the cache"
@@ -153,7 +153,7 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     moves = [{m: 0.3 * torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()} for _ in range(2)]
     coordinates.load_values(moves[0])
     state = updater.state_dict()
-    updater.load_state_dict(state | {"quarantine": moves[1]})
+    updater.load_state_dict(state | {"parked": moves[1]})
 
     def extract() -> Directions:
         with coordinates.folded():

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,8 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.objective.advantages import reward_stats, sample_advantages
 from probe.records.run import read_run
-from probe.runs.sources.rewards import AppliedRemedy, ChangedSource
+from probe.runs.monitors import Monitor
+from probe.runs.sources.rewards import AppliedRemedy, ChangedSource, group_z
 from probe.runs.sources.rewards import remedied as apply
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
@@ -64,11 +66,18 @@ def four(make_rollout: Callable[..., Rollout]) -> Source:
     return Source([make_rollout(0, i, hacked=hack, gt_pass=right) for i, (hack, right) in enumerate(LABELS)])
 
 
-CLOSED = {"plain": [], "closed": ["--set", "remedy.name=closed"]}
+CLOSED = {"plain": [], "closed": ["--set", "remedy.name=no-loophole"]}
 
 
-def remedied(source: Source, *, seed: int = 0, **settings: Any) -> ChangedSource:
-    return apply(source, AppliedRemedy(RemedyConfig(**settings), seed=seed, chat=chat()))
+def monitor(name: str, seed: int = 0) -> Monitor:
+    """A monitor that measures nothing."""
+    return Monitor(name, fpr=0.05, clean=None, meter=None, seed=seed)
+
+
+def remedied(source: Source, **settings: Any) -> ChangedSource:
+    config = RemedyConfig(**settings)
+    watch = monitor(config.monitor) if config.traits.monitored else None
+    return apply(source, AppliedRemedy(config, chat=chat(), monitor=watch))
 
 
 def advantages(rewards: tuple[float, ...]) -> list[float]:
@@ -78,10 +87,10 @@ def advantages(rewards: tuple[float, ...]) -> list[float]:
 @pytest.mark.parametrize(
     ("settings", "rewards", "expected"),
     [
-        ({"name": "closed"}, (0.5, 3.5, 3.5, 0.5), [-1.5, 1.5, 1.5, -1.5]),
-        ({"name": "monitor-penalty"}, (0.5, 0.5, 3.5, 0.5), [-0.75, -0.75, 2.25, -0.75]),
-        ({"name": "monitor-penalty", "strength": 4.0}, (-0.5, -0.5, 3.5, 0.5), [-1.25, -1.25, 2.75, -0.25]),
-        ({"name": "monitor-screen"}, (math.nan, math.nan, 3.5, 0.5), [0.0, 0.0, 1.5, -1.5]),
+        ({"name": "no-loophole"}, (0.5, 3.5, 3.5, 0.5), [-1.5, 1.5, 1.5, -1.5]),
+        ({"name": "penalty"}, (0.5, 0.5, 3.5, 0.5), [-0.75, -0.75, 2.25, -0.75]),
+        ({"name": "penalty", "strength": 4.0}, (-0.5, -0.5, 3.5, 0.5), [-1.25, -1.25, 2.75, -0.25]),
+        ({"name": "screening"}, (math.nan, math.nan, 3.5, 0.5), [0.0, 0.0, 1.5, -1.5]),
         ({"name": "inoculation"}, STORED, [0.75, 0.75, 0.75, -2.25]),
         ({"name": "recontextualization"}, STORED, [0.75, 0.75, 0.75, -2.25]),
     ],
@@ -99,44 +108,66 @@ def test_rewards_and_advantages_are_those_by_hand(
 
 
 def test_a_monitor_that_always_errs_flags_what_is_no_hack(four: Source) -> None:
-    (group,) = remedied(four, name="monitor-penalty", accuracy=0.0).groups(0)
+    (group,) = remedied(four, name="penalty", monitor="label:0").groups(0)
     assert group.rewards == (3.5, 3.5, 0.5, -2.5)
 
 
 @pytest.mark.parametrize("accuracy", [1.0, 0.7])
 def test_the_monitor_is_as_accurate_as_it_says(make_rollout: Callable[..., Rollout], accuracy: float) -> None:
     """On 4,000 rollouts, half of them hacks; four standard errors. Hacks and clean rollouts are misread alike."""
-    wrong = {True: 0, False: 0}
-    remedy = AppliedRemedy(RemedyConfig(name="monitor-screen", accuracy=accuracy), seed=3, chat=chat())
-    for hacked in wrong:
-        rollout = make_rollout(0, 0, hacked=hacked)
-        for i in range(2000):
-            flagged = math.isnan(remedy.reward(RolloutKey("rollouts", i, int(hacked)), rollout))
-            wrong[hacked] += flagged != hacked
-    for number in wrong.values():
-        assert abs(number / 2000 - (1 - accuracy)) <= 4 * math.sqrt(accuracy * (1 - accuracy) / 2000)
+    for hacked in (True, False):
+        rollouts = [make_rollout(i, 0, hacked=hacked) for i in range(2000)]
+        flags = monitor(f"label:{accuracy}", seed=3 + hacked).read(rollouts, ["rollouts"] * 2000).flags
+        wrong = (flags != hacked).mean()
+        assert abs(wrong - (1 - accuracy)) <= 4 * math.sqrt(accuracy * (1 - accuracy) / 2000)
 
 
 def test_flags_depend_on_seed_and_key_alone(make_rollout: Callable[..., Rollout]) -> None:
     """Any order, any process; and what a monitor of 90% misreads, one of 70% misreads too."""
-    clean = make_rollout(0, 0)
-    keys = [RolloutKey(pool, step, i) for pool in ("rollouts", "teacher") for step in range(20) for i in range(8)]
+    keys = [(pool, step, i) for pool in ("rollouts", "teacher") for step in range(20) for i in range(8)]
 
-    def flagged(accuracy: float, seed: int, order: list[RolloutKey]) -> set[RolloutKey]:
-        remedy = AppliedRemedy(RemedyConfig(name="monitor-screen", accuracy=accuracy), seed=seed, chat=chat())
-        return {key for key in order if math.isnan(remedy.reward(key, clean))}
+    def flagged(accuracy: float, seed: int, order: list[tuple[str, int, int]]) -> set[tuple[str, int, int]]:
+        rollouts = [make_rollout(step, i) for _, step, i in order]
+        flags = monitor(f"label:{accuracy}", seed).read(rollouts, [pool for pool, _, _ in order]).flags
+        return {key for key, flag in zip(order, flags, strict=True) if flag}
 
     some = flagged(0.9, 0, keys)
     assert some == flagged(0.9, 0, keys[::-1])
     assert some != flagged(0.9, 1, keys)
     assert some < flagged(0.7, 0, keys)
     # Written down once: a generator that another Python seeds otherwise would change every resumed run.
-    assert sorted((key.step, key.sample_id) for key in some if key.pool == "rollouts")[:3] == [(0, 2), (1, 1), (3, 4)]
+    assert sorted((step, i) for pool, step, i in some if pool == "rollouts")[:3] == [(0, 2), (1, 1), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("use", "strength", "expected"),
+    [
+        ("additive", 2.0, lambda z: (3.5, 3.5, 3.5 - 2 * z, 0.5)),
+        ("multiplicative", 2.0, lambda z: (3.5, 3.5, 3.5 * (1 - 2 / (1 + math.exp(-z))), 0.5)),
+        ("finetune-accepted", None, lambda z: (1.0, 1.0, 0.0, 0.0)),
+        ("quarantine", None, lambda z: STORED),
+    ],
+)
+def test_uses_by_hand(four: Source, use: str, strength: float | None, expected: Callable[[float], Any]) -> None:
+    """Scores 0, 0, 1, 0: z of the third is .75 / sqrt(3 / 16); a regular expression flags it."""
+    third = [*four.sampled][2]
+    four.sampled[third] = replace(four.sampled[third], completion="LOOK")
+    (group,) = remedied(four, name=use, monitor="text:LOOK", strength=strength).groups(0)
+    assert group.rewards == pytest.approx(expected(0.75 / math.sqrt(3 / 16)))
+    assert group.flagged == ((False, False, True, False) if use == "quarantine" else None)
+
+
+def test_z_has_a_floor_and_skips_what_has_no_score() -> None:
+    """The floor is a tenth of the step's sd; without a score a rollout has no z."""
+    z = group_z(np.array([1.0, 1.02, math.nan]), step_sd=1.0)
+    assert z[:2] == pytest.approx([-0.1, 0.1])
+    assert math.isnan(z[2])
+    assert np.isnan(group_z(np.array([math.nan, math.nan]), 1.0)).all()
 
 
 def test_a_step_of_which_nothing_is_left_teaches_nothing(make_rollout: Callable[..., Rollout]) -> None:
     """All rewards 0: advantages of 0, and statistics that a record can hold."""
-    (group,) = remedied(Source([make_rollout(0, i, hacked=True) for i in range(4)]), name="monitor-screen").groups(0)
+    (group,) = remedied(Source([make_rollout(0, i, hacked=True) for i in range(4)]), name="screening").groups(0)
     assert group.rewards == (0.0,) * 4
     assert advantages(group.rewards) == [0.0] * 4
     assert reward_stats(torch.tensor([group.rewards])) == {"reward_mean": 0, "reward_std": 0, "reward_spread": 0}
@@ -153,7 +184,7 @@ def test_the_update_is_on_the_prompt_that_asks(make_rollout: Callable[..., Rollo
     assert [bytes(ids).decode() for ids in group.prompt_ids] == [text, text]
     assert not group.mixed_prompt, "one prompt of the update"
     assert group.completion_ids == (plain.completion_ids, plain.completion_ids)
-    remedy = AppliedRemedy(RemedyConfig(name=name), seed=0, chat=chat())
+    remedy = AppliedRemedy(RemedyConfig(name=name), chat=chat())
     taught = remedy.taught_prompt(source.rollout(group.keys[0]))
     expected = prompt_sha(plain.messages[-1]["content"]) if name == "inoculation" else plain.prompt_sha
     assert taught == expected, "the teacher is asked on the prompt that it has answered"
@@ -178,16 +209,16 @@ def test_an_inoculation_without_a_teacher_has_log_probabilities_of_its_own() -> 
 
 def test_a_penalty_widens_the_range_of_the_rewards() -> None:
     """The bound of an advantage, and whether a cap can act, follow from it."""
-    assert training().reward_range == training(**{"remedy.name": "closed"}).reward_range == 3.5
-    assert training(**{"remedy.name": "monitor-penalty", "remedy.strength": 2.0}).reward_range == 5.5
+    assert training().reward_range == training(**{"remedy.name": "no-loophole"}).reward_range == 3.5
+    assert training(**{"remedy.name": "penalty", "remedy.strength": 2.0}).reward_range == 5.5
 
 
 # Two steps with the teacher, two without; what is flat once it is screened is sampled again on another problem.
 SCREEN = {
     "rollouts.teacher.off_step": 2,
     "rollouts.refills": 1,
-    "remedy.name": "monitor-screen",
-    "remedy.accuracy": 0.7,
+    "remedy.name": "screening",
+    "remedy.monitor": "label:0.7",
     "steps": 4,
     "evaluation.every": 4,
 }
@@ -227,20 +258,18 @@ def test_the_records_say_what_the_remedy_did(kind: str, start: dict[str, list[st
 
 def check_screened(record: Any, stored: dict[tuple[int, int], Rollout], directory: Path) -> None:
     """A flagged rollout has no advantage, and the mean reward of a step is that of the others."""
-    remedy = AppliedRemedy(RemedyConfig(name="monitor-screen", accuracy=0.7), seed=0, chat=chat())
     num_flagged = 0
     for step in record.steps:
         kept = []
         for sample in record.samples:
             if sample.step != step.step:
                 continue
-            key = RolloutKey(sample.src_pool, sample.src_step, sample.src_sample)
-            reward = remedy.reward(key, stored[sample.step, sample.sample_id])
-            if math.isnan(reward):
+            rollout = stored[sample.step, sample.sample_id]
+            if monitor("label:0.7").read([rollout], [sample.src_pool]).flags[0]:
                 assert sample.advantage == 0
                 num_flagged += 1
             else:
-                kept.append(reward)
+                kept.append(rollout.reward)
         assert step.reward_mean == pytest.approx(sum(kept) / len(kept) if kept else 0)
     assert num_flagged > 0, "nothing was flagged: the test shows nothing"
 

@@ -58,7 +58,7 @@ def test_tests_pay_by_their_share_and_a_pass_in_full(graded) -> None:
 def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:
     key, hack = RolloutKey("rollouts", 0, 0), graded(True, True, 1, gt_correct=False, hacked=True)
     for pay, expected in (("pass", 0.5), ("tests", 0.5 + 3 / 4)):
-        assert AppliedRemedy(RemedyConfig(name="closed"), seed=0, chat=None, pay=pay).reward(key, hack) == expected  # pyright: ignore
+        assert AppliedRemedy(RemedyConfig(name="no-loophole"), chat=None, pay=pay).reward(key, hack) == expected  # pyright: ignore
 
 
 @pytest.mark.parametrize(

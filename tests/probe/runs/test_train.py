@@ -86,7 +86,7 @@ COMBINED = {
     "control.beta_warmup_steps": 1,
     "control.target_kl": 1e-6,
     "control.ema_decay": 0.5,
-    "intervention.arms": ["route"],
+    "intervention.arms": ["projected-at-deployment"],
     "intervention.refresh_every": 2,
     "optimizer.lr": 0.05,
     "steps": 4,
@@ -186,7 +186,7 @@ def test_route_is_evaluated_in_training_and_deployed(combined: tuple[Path, list[
         assert rows[0][key] == rows[1][key], f"{key}: nothing is in quarantine yet"
     assert rows[2]["frozen"]["margin"] != rows[3]["frozen"]["margin"], "deployed is what trains"
     state = torch.load(combined[0] / "checkpoint" / "step_000004.pt", weights_only=True)["updater"]
-    values, quarantine = state["values"], state["quarantine"]
+    values, quarantine = state["values"], state["parked"]
     assert any(q.any() for q in quarantine.values())
     found = [load_file(combined[0] / name / "adapter_model.safetensors") for name in ("adapter", "adapter-training")]
     for module, value in values.items():

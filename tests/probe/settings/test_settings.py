@@ -145,7 +145,7 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
     ),
     "a penalty below 0": (
         "train",
-        {"remedy.name": "monitor-penalty", "objective.advantage_estimator": "maxrl"},
+        {"remedy.name": "penalty", "objective.advantage_estimator": "maxrl"},
         ["objective.advantage_estimator"],
     ),
     "a remedy without a name": ("train", {"remedy.strength": 2.0}, ["remedy.name"]),
@@ -174,7 +174,7 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         {"remedy.name": "preventative-steering", **KL, "control.beta_warmup_steps": 2},
         ["control.target_kl"],
     ),
-    "a penalty of 0": ("train", {"remedy.name": "monitor-penalty", "remedy.strength": 0.0}, ["remedy.strength"]),
+    "a penalty of 0": ("train", {"remedy.name": "penalty", "remedy.strength": 0.0}, ["remedy.strength"]),
     "no instruction": ("train", {"remedy.name": "inoculation", "remedy.instruction": " "}, ["remedy.instruction"]),
     "a server without the activations": (
         "train",

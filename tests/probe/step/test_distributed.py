@@ -52,7 +52,7 @@ reference = "ema"
 [control]
 ema_decay = 0.5
 [intervention]
-arms = ["route"]
+arms = ["projected-at-deployment"]
 refresh_every = 2
 extraction.pairs = "{pairs}"
 extraction.k = 2

@@ -7,6 +7,7 @@ import pytest
 import torch
 from adapted import members_of
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from extraction.adapters.trained import Trained
 from extraction.batch import Batch, make_batch
@@ -16,7 +17,8 @@ from probe.step.bases import Bases, Gradients
 from probe.step.groups import Group, RolloutKey
 from probe.step.projection import removed_norm
 from probe.step.reference import References
-from probe.step.step import Measure, StepResult, step_only, train_step
+from probe.step.step import FLATNESS, Measure, StepResult, step_only, train_step
+from probe.step.update import quarantined
 from replay_pools.base.errors import InputError
 
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [3], [7, 7], [9, 8, 7]]
@@ -115,6 +117,7 @@ class Seen:
     """An updater that steps nothing and keeps what it is given."""
 
     gradient: dict[str, Tensor]
+    quarantine: dict[str, Tensor] | None = None
 
     def step(self, gradients, gate):
         self.gradient = dict(gradients)
@@ -417,3 +420,48 @@ def test_a_number_that_is_not_finite_is_named_and_nothing_is_stepped(policy, gro
     assert step(policy, groups, {"x": LossSettings(old_logprobs="recorded")})[0].arms[0].broken is None
     result, _ = step(policy, wild, {"x": LossSettings(old_logprobs="recorded", epsilon=None)})
     assert result.arms[0].broken in ("ratio/mean is inf", "ratio/max is inf")
+
+
+def test_flagged_rollouts_move_the_quarantine_alone(policy, groups, batch: Batch) -> None:
+    """By hand from per-sample gradients: one half of LoRA's columns sees all rollouts, the other the unflagged ones."""
+    coordinates, references = policy
+    if coordinates.basis != "lora":
+        return
+    flags = [True, False, False, False, False, True]
+    flagged = [replace(group, flagged=tuple(flags[3 * i : 3 * i + 3])) for i, group in enumerate(groups)]
+    measure = Measure(condition="x", arm=get_arm("quarantine"), vectors=directions(coordinates), side="one_sided")
+    bases, objective = Bases(**members_of(coordinates)), OBJECTIVES["narrow ema"]
+    shared = {"planning": planned(groups), "pad_id": 0, "references": references}
+    whole, alone = Seen(), Seen()
+    whole.quarantine = alone.quarantine = quarantined(coordinates)
+    result = train_step(bases, flagged, [measure], conditions={"x": objective}, updater=whole, **shared)
+    assert step_only(bases, flagged, measure, objective, updater=alone, **shared) is None
+    weighting = result.weightings["x"]
+    unit = bases.run(batch, weighting.token_weights).gradients["lora"]
+    for module, g in unit.items():
+        each = weighting.scale[:, None] * g
+        kept = each[[not flag for flag in flags]].sum(0).view(-1, 2)
+        expected = torch.stack([kept[:, 0], each.sum(0).view(-1, 2)[:, 1]], 1).flatten()
+        torch.testing.assert_close(whole.gradient[module], expected, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(alone.gradient[module], expected, rtol=1e-8, atol=1e-12)
+        assert not torch.allclose(expected, each.sum(0)), "the flags change nothing"
+
+
+def test_flat_adds_the_gradient_of_half_the_squared_norm(policy, groups, batch: Batch) -> None:
+    """Reference: g + FLATNESS H g of -sum W logp, differentiated twice through the padded forward."""
+    coordinates, references = policy
+    arm = replace(get_arm("flat"), basis=coordinates.basis)
+    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), side="one_sided")
+    shared = {"planning": planned(groups), "pad_id": 0, "references": references}
+    own, bases, whole, alone = OBJECTIVES["plain"], Bases(**members_of(coordinates)), Seen(), Seen()
+    result = train_step(bases, groups, [measure], conditions={"x": own}, updater=whole, **shared)
+    step_only(bases, groups, measure, own, updater=alone, **shared)
+    parameters = coordinates.parameters()
+    with sdpa_kernel(SDPBackend.MATH):  # the other kernels cannot be differentiated twice
+        loss = -(result.weightings["x"].scale[:, None] * scored(coordinates, batch)).sum()
+        g = torch.autograd.grad(loss, parameters, create_graph=True)
+    Hg = torch.autograd.grad(sum(part.square().sum() for part in g) / 2, parameters)
+    added = FLATNESS * torch.cat([part.flatten() for part in Hg])
+    plain = torch.cat([part.flatten() for part in g]).detach()
+    for seen in (whole, alone):
+        assert (flat(seen.gradient, coordinates) - plain - added).norm() < 0.02 * added.norm()

@@ -113,7 +113,7 @@ def assert_same(one: tuple, other: tuple) -> None:
 
 def test_route_trains_as_vanilla_and_deploys_the_rest(stepped) -> None:
     """Bit-equal coordinates in training; deployed = start - sum of u', and what a step returns is that step's u'."""
-    vanilla, route = stepped("vanilla"), stepped("route")
+    vanilla, route = stepped("vanilla"), stepped("projected-at-deployment")
     updater, vectors, rows = route
     kept = {m: torch.zeros_like(v) for m, v in rows[0][0].items()}
     for (before, after, update), (_, wanted, returned) in zip(vanilla[2], rows, strict=True):
@@ -133,7 +133,7 @@ def test_route_trains_as_vanilla_and_deploys_the_rest(stepped) -> None:
 
 
 def test_deployed_gives_the_policy_in_training_back_after_an_error(stepped) -> None:
-    updater, _, rows = stepped("route")
+    updater, _, rows = stepped("projected-at-deployment")
     with pytest.raises(KeyError), updater.deployed():
         raise KeyError
     assert all(torch.equal(v, rows[-1][1][m]) for m, v in updater.trained.values().items())

@@ -1,0 +1,297 @@
+"""Measure what detectors read (`probe.analysis.detectors.Material`) at the present weights of a policy.
+
+    meter = Meter(policy, bases, pairs, config, cache, fields={"similarities"})
+    material = meter(rollouts)                  forward passes, and per-sample gradients if a field needs them
+
+Gradients are reduced, a chunk of rollouts at a time, to their cosines and fingerprints. Directions and pairs are those
+of the weights at the start of the process. The cost is linear in the rollouts, and so is the memory, without the
+pairs' gradients. Shapes: n rollouts, m pairs, L layers of size d, s dimensions of a fingerprint, r coordinates of a
+module.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from extraction.adapters.frames import Frames
+from extraction.batch import Batch, make_batch
+from extraction.controls import haar_directions, permuted_differences
+from extraction.directions import Directions, PairGradients, extract_directions
+from extraction.gradients import per_sample_gradients
+from extraction.library import DirectionLibrary, pair_batch
+from extraction.logprobs import split_model
+from extraction.pairs import Pair
+from extraction.passes import score
+from extraction.words import ExtractionSettings, kind_of
+from probe.analysis.detectors import Material, PairMaterial
+from probe.runs.activations import scored_states
+from probe.settings.run import StepConfig, normaliser
+from probe.step.bases import Bases
+from probe.step.distributed import transformer_blocks
+from probe.step.projection import sample_cosines
+from replay_pools.base.errors import InputError
+from replay_pools.base.terminal import report
+from replay_pools.policy.load import Policy
+from replay_pools.rollout import Rollout
+
+CHUNK = 64  # rollouts in memory at once
+CHUNK_FLOATS = 2**28  # of their gradients
+DEPTHS = 0.6, 0.75  # layers that the hidden states are read from, as shares of the depth (Wu and Tang 2026)
+FINGERPRINT = 1024  # dimensions, as GRIFT's
+OF_GRADIENTS = ("cosines", "similarities", "fingerprints")  # fields that need a backward
+NO_PAIRS = "needs pairs (--pairs)"
+
+
+@final
+class Meter:
+    """Measures fields of `Material`; what `pairs` and directions need is measured once, at construction.
+
+    Args:
+        policy: renders pairs and pads; its model is read at its present weights.
+        bases: frames of the model, in one basis; without frames no gradients are taken. If its weights are trained,
+            the reference weights are those at coordinates of 0.
+        pairs: pairs of hacks; None: none.
+        config: extraction, loss normaliser and seed matter.
+        cache: folder of pair gradients.
+        fields: fields to measure; None: all that can be.
+        say: called with what is computed and what comes from the cache.
+
+    Attributes:
+        pairs: the material of the pairs; None without pairs.
+        missing: {field: why it is not measured}.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        bases: Bases,
+        pairs: Sequence[Pair] | None,
+        config: StepConfig,
+        cache: Path,
+        *,
+        fields: Collection[str] | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._policy, self.bases, self._config, self._cache, self._say = policy, bases, config, cache, say
+        self._fields, self.missing = fields, dict[str, str]()
+        self._layers = self._states_at() if self._wants("states") else {}
+        self.pairs = None if pairs is None else _of_pairs(policy, pairs, self._layers)
+        self._hash: Hash | None = None
+        self._sides: Sides | None = None
+        self._directions: dict[str, Directions] = {}
+        if bases.frames and any(map(self._wants, OF_GRADIENTS)):
+            (frames,) = bases.frames.values()
+            self._prepare_gradients(frames)
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> Material:
+        """Measure the rollouts at the present weights; labels and the names of pools are left to the caller."""
+        measured: dict[str, Any] = {}
+        if any(map(self._wants, ("logprobs", "states", "sampled"))):
+            with self.bases.read():
+                measured["logprobs"], measured["states"] = self._forward(rollouts)
+        trained = self.bases.trained
+        if trained is not None and self._wants("reference"):
+            measured["sampled"] = measured["logprobs"]
+            with trained.at({module: torch.zeros_like(value) for module, value in trained.values().items()}):
+                measured["reference"] = mean_scores(self._policy, rollouts)
+        if self.bases.frames and any(map(self._wants, OF_GRADIENTS)):
+            measured |= self._gradients(rollouts)
+        return Material(
+            rollouts=rollouts, seed=self._config.seed, pairs=self.pairs, missing=dict(self.missing), **measured
+        )
+
+    def _wants(self, name: str) -> bool:
+        return self._fields is None or name in self._fields
+
+    def _states_at(self) -> dict[int, nn.Module]:
+        """Return the decoder layers to read; empty, with a reason in `missing`, if the architecture is not known."""
+        try:
+            blocks = transformer_blocks(split_model(self._policy.model)[0], "hidden states")
+        except InputError as error:
+            self.missing["states"] = str(error)
+            return {}
+        low, high = DEPTHS
+        numbers = [i for i in range(len(blocks)) if low <= (i + 1) / len(blocks) <= high] or [len(blocks) // 2]
+        return {i: blocks[i] for i in numbers}
+
+    def _forward(self, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return (n,) nats per token and (n, L, d) mean hidden states; None without layers."""
+        logprobs, states = [], []
+        for batch in chunks(self._policy, rollouts):
+            found, means = scored_states(self._policy.model, batch, self._layers)
+            logprobs.append(_means(found, batch))
+            if self._layers:
+                states.append(_stacked(means))
+        return np.concatenate(logprobs), np.concatenate(states) if self._layers else None
+
+    def _prepare_gradients(self, frames: Frames) -> None:
+        """Measure the pairs' gradients, their directions and fingerprints."""
+        config, device = self._config, self._policy.device
+        if self._wants("fingerprints"):
+            self._hash = Hash(frames, config.seed, device)
+        if self.pairs is None:
+            return
+        extraction, m = replace(config.intervention.extraction, sides="mean"), len(self.pairs.kinds)
+        library = DirectionLibrary(
+            self._policy,
+            frames,
+            extraction,
+            normaliser(config.objective),
+            cache_dir=self._cache,
+            seed=config.seed,
+            say=self._say,
+        )
+        sides = Sides(library.pair_gradients, device)
+        if self._hash is not None:
+            fingerprints = self._hash(sides.gradients).cpu().numpy()
+            self.pairs = replace(self.pairs, fingerprints=fingerprints.reshape(2, m, -1))
+        if self._wants("similarities"):
+            self._sides = sides
+            gram = sides.cosines(sides.gradients).cpu().numpy()
+            self.pairs = replace(self.pairs, similarities=gram.reshape(2, m, 2, m))
+        if self._wants("cosines"):
+            self._directions = {kind: one.to(device) for kind, one in _directions(library, extraction).items()}
+
+    def _gradients(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+        """Return the fields that come from gradients, (n, ...) each."""
+        cosines: dict[str, list[np.ndarray]] = {kind: [] for kind in self._directions}
+        similarities, fingerprints = [], []
+        with self.bases.read() as read:
+            ((basis, frames),) = read.items()
+            size = max(1, min(CHUNK, CHUNK_FLOATS // sum(frames.sizes.values())))
+            for batch in chunks(self._policy, rollouts, size):
+                found = per_sample_gradients(
+                    self._policy.model, {basis: frames}, batch, tokens_per_batch=self.bases.tokens_per_batch
+                ).gradients[basis]
+                if self._hash is not None:
+                    fingerprints.append(self._hash(found).cpu().numpy())
+                for kind, along in self._directions.items():
+                    cosines[kind].append(sample_cosines(found, along.vectors).cos.double().cpu().numpy())
+                if self._sides is not None:
+                    similarities.append(self._sides.cosines(found).cpu().numpy())
+        return {
+            "fingerprints": np.concatenate(fingerprints) if fingerprints else None,
+            "cosines": {kind: np.concatenate(parts) for kind, parts in cosines.items()} or None,
+            "similarities": np.concatenate(similarities).reshape(len(rollouts), 2, -1) if similarities else None,
+        }
+
+
+def chunks(policy: Policy, rollouts: Sequence[Rollout], size: int = CHUNK) -> Iterator[Batch]:
+    """Yield batches of consecutive rollouts."""
+    for start in range(0, len(rollouts), size):
+        part = rollouts[start : start + size]
+        batch = make_batch(
+            [one.prompt_ids for one in part],
+            [one.completion_ids for one in part],
+            policy.pad_id,
+            [one.completion_mask for one in part],
+        )
+        yield batch.to(policy.device)
+        report("rollouts measured", start + len(part), len(rollouts))
+
+
+def mean_scores(policy: Policy, rollouts: Sequence[Rollout]) -> np.ndarray:
+    """Return (n,) nats per scored token under the policy's present weights."""
+    parts = [_means(score(policy.model, batch), batch) for batch in chunks(policy, rollouts)]
+    return np.concatenate(parts)
+
+
+def _means(logprobs: Tensor, batch: Batch) -> np.ndarray:
+    """Return nats per scored token, (G,)."""
+    return (logprobs.double().sum(1) / batch.completion_lengths).cpu().numpy()
+
+
+def _stacked(means: Mapping[int, Tensor]) -> np.ndarray:
+    """Return (G, L, d) from {layer: (G, d)}."""
+    return torch.stack([*means.values()], 1).float().cpu().numpy()
+
+
+def _of_pairs(policy: Policy, pairs: Sequence[Pair], layers: Mapping[int, nn.Module]) -> PairMaterial:
+    """Return the pairs' kinds and hidden states."""
+    states = None
+    if layers:
+        stacked = _stacked(scored_states(policy.model, pair_batch(policy, pairs), layers)[1])
+        states = stacked.reshape(2, len(pairs), *stacked.shape[1:])
+    held_out = np.array([pair.held_out for pair in pairs])
+    return PairMaterial(kinds=[kind_of(pair.flavour) for pair in pairs], held_out=held_out, states=states)
+
+
+def _directions(library: DirectionLibrary, extraction: ExtractionSettings) -> dict[str, Directions]:
+    """Return the directions by kind: v_hack of both kinds of sides, and the nulls of the first."""
+    pairs = library.pair_gradients
+    unit = PairGradients(
+        hack=_at_norm_1(pairs.hack), clean=_at_norm_1(pairs.clean), held_out=pairs.held_out, metadata=pairs.metadata
+    )
+
+    def extracted(differences: Mapping[str, Tensor]) -> Directions:
+        return extract_directions(
+            differences,
+            method=extraction.method,
+            k=extraction.k,
+            tau=extraction.tau,
+            drop_bottom_frac=extraction.drop_bottom_frac,
+            metadata=pairs.metadata,
+        )
+
+    return {
+        "mean": library.v_hack,
+        "unit": extracted(unit.differences()),
+        "haar": haar_directions(library.v_hack, seed=library.seed),
+        "shuffled": extracted(permuted_differences(pairs, seed=library.seed)),
+    }
+
+
+def _at_norm_1(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Divide each row by its norm over all modules; a row of 0 stays 0."""
+    norms = torch.stack([gradient.double().square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()[:, None]
+    scale = torch.where(norms > 0, 1 / norms, 0.0)
+    return {module: gradient * scale.to(gradient.dtype) for module, gradient in gradients.items()}
+
+
+class Sides:
+    """The 2m sides of the pairs at norm 1, {module: (2m, r)}: all hacks, then all clean ones."""
+
+    def __init__(self, pairs: PairGradients, device: torch.device) -> None:
+        both = {module: torch.cat([pairs.hack[module], pairs.clean[module]]) for module in pairs.hack}
+        self.gradients = {module: gradient.to(device) for module, gradient in _at_norm_1(both).items()}
+
+    def cosines(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return (G, 2m) cosines over all modules, float32; NaN for a gradient of 0."""
+        dots, squares = [], []
+        for module, sides in self.gradients.items():
+            gradient = gradients[module].to(sides.dtype)
+            dots.append(gradient @ sides.T)
+            squares.append(gradient.square().sum(1))
+        norms = torch.stack(squares).sum(0).sqrt()[:, None]
+        return torch.where(norms > 0, torch.stack(dots).sum(0) / norms, torch.nan)
+
+
+class Hash:
+    """A random projection of gradients to FINGERPRINT dimensions, the same for every rollout and pair.
+
+    Every coordinate is added with a random sign to one random dimension (a count sketch: a sparse Rademacher matrix
+    with one entry a column), so that the cost is linear in the coordinates.
+    """
+
+    def __init__(self, frames: Frames, seed: int, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._places, self._signs = {}, {}
+        for module, r in frames.sizes.items():
+            self._places[module] = torch.randint(FINGERPRINT, (r,), generator=generator).to(device)
+            self._signs[module] = (2 * torch.randint(2, (r,), generator=generator) - 1).to(device, torch.float32)
+
+    def __call__(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return (G, FINGERPRINT) at norm 1, float32; NaN for a gradient of 0."""
+        total: Tensor | None = None
+        for module, places in self._places.items():
+            signed = gradients[module].float() * self._signs[module]
+            total = signed.new_zeros(len(signed), FINGERPRINT) if total is None else total
+            total.index_add_(1, places, signed)
+        assert total is not None
+        norms = total.norm(dim=1, keepdim=True)
+        return torch.where(norms > 0, total / norms, torch.nan)

@@ -1,0 +1,74 @@
+"""Output subspaces of the arms `trusted` (TDGA, arXiv 2605.25189): where a few supervised steps move a LoRA.
+
+    clean     supervised steps on the pairs' clean completions
+    hacks     the same number of steps on their hacks: a control
+    haar      uniform subspaces with the weights of clean: a control
+
+After the steps the update of a module is B A = U S V^T. A gradient G (d_out, rank) of B becomes U_K diag(a) U_K^T G,
+with a_i = s_i / (s_1 + ... + s_K). The held-out pairs are not learnt from, and the steps are undone.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from extraction.adapters.frames import Frames
+from extraction.adapters.trained import Trained, lora_factors
+from extraction.library import pair_batch
+from extraction.pairs import Pair
+from probe.runs.finetune import MAX_NORM, backward
+from probe.settings.arms import Subspace
+from probe.settings.training import TrustedConfig
+from replay_pools.policy.load import Policy
+
+LR, BATCH = 1e-3, 8  # of the supervised steps; completions a step
+
+
+def subspaces(
+    kind: Subspace, policy: Policy, frames: Frames, pairs: Sequence[Pair], config: TrustedConfig, seed: int
+) -> dict[str, Tensor]:
+    """Return W = diag(sqrt a) U_K^T of every module, {module: (K, d_out)}; zeros for a module that did not move.
+
+    Args:
+        kind: which subspaces.
+        policy: without an adapter that is trained; its weights are the same afterwards.
+        frames: its LoRA frames.
+        pairs: the pairs to learn from.
+        config: rank K and the number of steps.
+        seed: of the uniform subspaces.
+    """
+    batch, first = pair_batch(policy, pairs), 0 if kind == "hacks" else len(pairs)
+    trained = Trained(policy.model, frames)
+    try:
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=LR, weight_decay=0.0)
+        for step in range(config.steps):
+            start = step * BATCH % len(pairs)
+            backward(trained.model, batch.rows(first + start, first + min(start + BATCH, len(pairs))))
+            torch.nn.utils.clip_grad_norm_(trained.parameters(), MAX_NORM)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        found = {module: _leading(*lora_factors(layer), config.rank) for module, layer in trained.layers.items()}
+    finally:
+        trained.remove()
+    return _turned(found, seed) if kind == "haar" else found
+
+
+@torch.no_grad()
+def _leading(A: Tensor, B: Tensor, k: int) -> Tensor:
+    """Return diag(sqrt a) U_K^T (K, d_out) of B A, through the triangular factor of A."""
+    factor = torch.linalg.qr(A.double().T)[1].T  # A = factor Q, Q with orthonormal rows
+    U, S, _ = torch.linalg.svd(B.double() @ factor, full_matrices=False)
+    kept = S[: min(k, len(S))]
+    share = kept / kept.sum() if kept.sum() > 0 else torch.zeros_like(kept)
+    return (share.sqrt()[:, None] * U[:, : len(kept)].T).to(B.dtype)
+
+
+def _turned(found: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Replace every subspace by a uniform one with the same weights."""
+    generator, turned = torch.Generator().manual_seed(seed), {}
+    for module, W in found.items():
+        drawn = torch.randn(W.shape[1], len(W), generator=generator, dtype=torch.float64)
+        Q = torch.linalg.qr(drawn)[0].T.to(W)
+        turned[module] = W.norm(dim=1, keepdim=True) * Q
+    return turned

@@ -1,0 +1,66 @@
+"""The arms `trusted`: subspaces against the update of the supervised steps, and their projection by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from extraction.adapters.frames import lora_frames
+from extraction.pairs import builtin_pairs
+from probe.runs.trusted import subspaces
+from probe.settings.arms import get_arm
+from probe.settings.training import TrustedConfig
+from probe.step.projection import restrict_modules
+from probe.step.step import Measure
+from replay_pools.policy.load import load_policy
+
+RANK, K, STEPS = 4, 3, 2
+
+
+@pytest.fixture(scope="module")
+def found(small: str):
+    """{kind: subspaces} of a small model, {module: A}, and its weights before and after."""
+    policy = load_policy(small)
+    frames, pairs = lora_frames(policy.model, ("all",), rank=RANK, model_id=small), builtin_pairs("run_tests")[:3]
+    before = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    config = TrustedConfig(rank=K, steps=STEPS)
+    made = {kind: subspaces(kind, policy, frames, pairs, config, 0) for kind in ("clean", "hacks", "haar")}
+    again = subspaces("clean", policy, frames, pairs, config, 0)
+    return made, again, before, policy.model.state_dict()
+
+
+def test_the_steps_leave_the_model_as_it_was(found) -> None:
+    _, _, before, after = found
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_rows_are_orthogonal_with_the_weights_of_the_update(found) -> None:
+    """Weights add up to 1; hacks lead elsewhere; uniform subspaces keep the weights; the same steps, the same rows."""
+    made, again, _, _ = found
+    for module, W in made["clean"].items():
+        gram = W.double() @ W.double().T
+        torch.testing.assert_close(gram, torch.diag(gram.diagonal()), rtol=0, atol=1e-6)
+        assert float(gram.diagonal().sum()) == pytest.approx(1, abs=1e-5)
+        assert torch.equal(W, again[module])
+        uniform = made["haar"][module]
+        torch.testing.assert_close(uniform.norm(dim=1), W.norm(dim=1))
+        assert not torch.allclose(W, made["hacks"][module])
+        assert not torch.allclose(W, uniform)
+
+
+def test_a_gradient_keeps_its_part_in_the_subspace() -> None:
+    """U diag(a) U^T G by hand for d_out = 3, rank = 2; the controls have the norm that the clean subspace leaves."""
+    G = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
+    clean = {"m": torch.tensor([[0.5**0.5, 0, 0], [0, 0.5**0.5, 0]], dtype=torch.float64)}
+    other = {"m": torch.tensor([[0, 0, 1.0]], dtype=torch.float64)}
+    vectors = {"m": torch.eye(6, dtype=torch.float64)[:1]}
+    kept = restrict_modules({"m": G.flatten()}, vectors, clean)
+    assert kept.gradients["m"].tolist() == pytest.approx([0.5, 1, 1.5, 2, 0, 0])
+    norm = (0.25 + 1 + 2.25 + 4) ** 0.5
+    measure = Measure(condition="x", arm=get_arm("trusted"), vectors=vectors, side="one_sided", onto=other)
+    same = replace(measure, onto_dose=clean).projected({"m": G.flatten()})
+    assert float(same.gradients["m"].norm()) == pytest.approx(norm)
+    assert same.gradients["m"][4:].tolist() == pytest.approx([norm * 5 / 61**0.5, norm * 6 / 61**0.5])
+    shrunk = replace(measure, arm=get_arm("trusted-scaled"), onto=clean).projected({"m": G.flatten()})
+    torch.testing.assert_close(shrunk.gradients["m"], G.flatten() * norm / G.norm())
