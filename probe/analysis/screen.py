@@ -10,21 +10,29 @@ replay's rewarded hacks and the held-out pairs' hacks, and the result is the mea
 they are first order (`probe.analysis.forecast`) and exist only for projections along v_hack; hacks are then the
 held-out margin.
 
+`hidden_rewards` is the forecast from the rollouts alone: how often each pool of the replay is rewarded for a hack, and
+the variance of that hidden reward among the rollouts of a prompt, which is what a group's baseline can learn from. A
+hack that no rollout shows has an upper bound only.
+
 A rank does not predict the size of the drop in hack rate. A remedy is unranked if its steps do not show its effect, or
 if they cost honest solutions more log-probability than hacks gain without it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.forecast import forecast
 from probe.analysis.lookahead import Ahead
-from probe.analysis.statistics.intervals import Interval
+from probe.analysis.statistics.intervals import Interval, clopper_pearson, t_interval
+from probe.records.records import SampleRecord
 from probe.settings.arms import ARMS
 from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of
+from replay_pools.rollout import REWARD_COMPILES
 
 K, PROJECTION, PENALTY = "intervention.extraction.k", "intervention.projection", "objective.beta"
 # Effects of a setting that a first-order forecast at one policy cannot show, by key prefix.
@@ -63,6 +71,33 @@ def screen(
     if ahead is not None:
         rows = [_looked(row, ahead) for row in rows]
     return sorted(rows, key=lambda row: (row.hack_gain_avoided is None, -(row.hack_gain_avoided or 0.0)))
+
+
+def hidden_rewards(samples: Iterable[SampleRecord]) -> list[Estimate]:
+    """Return, for each pool of a replay, the rate of rewarded hacks and its variance within a prompt.
+
+    Names are `hack_rate` and `hack_variance`, the arm is the pool, the unit the prompt. The rate's interval is exact
+    for the number of prompts (Clopper and Pearson 1934); prompts of one rollout have no variance.
+    """
+    hacks: dict[str, dict[str, dict[tuple[int, int], bool]]] = {}  # {pool: {prompt: {place: rewarded hack}}}
+    for sample in samples:
+        if sample.hacked is not None:
+            of_prompt = hacks.setdefault(sample.src_pool, {}).setdefault(sample.problem_id, {})
+            of_prompt[sample.src_step, sample.src_sample] = sample.hacked and sample.reward > REWARD_COMPILES
+    rows = []
+    for pool, prompts in hacks.items():
+        shares = [sum(flags.values()) / len(flags) for flags in prompts.values()]
+        variances = [np.var([*flags.values()], ddof=1) for flags in prompts.values() if len(flags) > 1]
+        facts = {"arm": pool, "unit": "prompt", "null": 0.0}
+        interval = clopper_pearson(sum(shares), len(shares))
+        rows.append(
+            Estimate(name="hack_rate", value=sum(shares) / len(shares), interval=interval, n=len(shares), **facts)
+        )
+        why = "" if variances else "every prompt has one rollout of this pool"
+        value = float(np.mean(variances)) if variances else None
+        spread = t_interval(variances) if len(variances) > 1 else None
+        rows.append(Estimate(name="hack_variance", value=value, interval=spread, n=len(variances), why=why, **facts))
+    return rows
 
 
 def _first_order(analysis: Analysis, name: str, settings: Mapping[str, Any]) -> Screened:

@@ -2,12 +2,16 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, one_run, out_option
 from probe.cli._running import say
 from probe.records.run import read_run, resolve_run
+
+if TYPE_CHECKING:
+    from probe.analysis.estimate import Estimate
 
 
 @click.command()
@@ -23,7 +27,7 @@ from probe.records.run import read_run, resolve_run
 def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, as_json: bool) -> None:
     """Rank remedies by the replay RUN (a directory, or a name in OUT/runs): the hack gain that each avoids, the honest
     gain that it keeps, the norm that projection removes, and its cost. Remedies that the measurement does not see are
-    named with the reason.
+    named with the reason. The first table is how often each pool is rewarded for a hack: what a training starts from.
 
     Without --lookahead the stored inner products are read, no model is loaded, and projections along v_hack alone are
     ranked, to first order. With --lookahead every remedy takes steps on the stored rollouts from the weights of RUN:
@@ -36,6 +40,7 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
       probe screen out/runs/demo --lookahead 20
     """
     from probe.analysis.analyze import Analysis  # imports scipy, so only on demand
+    from probe.analysis.screen import hidden_rewards
     from probe.analysis.screen import screen as screened
     from probe.experiments.candidates import read_candidates
     from probe.settings.remedy import CANDIDATES
@@ -49,8 +54,13 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
         ahead = look_at_remedies(stored, candidates, lookahead, out_dir=out, say=say)
     rows = screened(Analysis(stored), candidates, ahead)
     if as_json:
-        echo_json({"steps": lookahead, "remedies": [asdict(row) for row in rows]})
+        pools = [asdict(row) for row in hidden_rewards(stored.samples)]
+        echo_json({"steps": lookahead, "remedies": [asdict(row) for row in rows], "pools": pools})
         return
+    found = hidden_rewards(stored.samples)
+    of_pools = zip(found[::2], found[1::2], strict=True)
+    cells = [(str(hacks.arm), _share(hacks), _share(variance), str(hacks.n)) for hacks, variance in of_pools]
+    echo_table(("pool", "rewarded hacks [95%]", "their variance within a prompt", "prompts"), cells)
     ranked = [row for row in rows if row.hack_gain_avoided is not None]
     cells = []
     for row in ranked:
@@ -65,3 +75,11 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
         echo("above 100%: hacks become less likely than before the steps")
     for why in dict.fromkeys(row.why for row in rows if row.why):
         echo(f"not ranked: {', '.join(row.remedy for row in rows if row.why == why)}: {why}")
+
+
+def _share(row: "Estimate") -> str:
+    """Format a share with its interval, or why there is none."""
+    if row.value is None:
+        return row.why
+    digits = "" if row.interval is None else f" [{row.interval.low:.2f}, {row.interval.high:.2f}]"
+    return f"{row.value:.2f}{digits}"

@@ -131,7 +131,7 @@ def step_values(row: Mapping[str, Any]) -> dict[str, float]:
 def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of one line of `evals.jsonl`, without rates over no rollouts.
 
-    Rates are eval/SETTING/METRIC.
+    Rates are eval/SETTING/METRIC, a monitor's numbers eval/monitor/WEIGHTS/METRIC.
     """
     values = {}
     for setting, metrics in row["rates"].items():
@@ -139,6 +139,10 @@ def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
             # num_rollouts and num_problems are plain counts.
             if isinstance(counted, dict) and counted["rate"] is not None:
                 values[f"eval/{setting.replace(' ', '_')}/{metric}"] = counted["rate"]
+    for weights, found in row.get("monitor", {}).items():
+        for metric in ("auroc", "recall", "fpr"):
+            if found[metric] is not None:
+                values[f"eval/monitor/{weights}/{metric}"] = found[metric]
     return values
 
 

@@ -5,6 +5,9 @@ without its hint), and then its line in `evals.jsonl`; N counts optimizer steps.
 evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, N and the setting, so arms of
 one seed start equal.
 
+With a monitor (`probe.runs.monitors`), a line also has its AUROC, recall and false-positive rate on the rewarded
+rollouts: `monitor.now` at the policy's weights, `monitor.start` at those of the start.
+
 The frozen probe batch consists of held-out pairs, scored under the policy against the base:
 
     logprob_hack, logprob_clean    mean log-probability per token of the hack and the clean completions, nats
@@ -164,11 +167,21 @@ class Evaluator:
         for name in ("hack", "solve"):
             rate = self._rows[-1]["rates"][ALL][name]["rate"]
             shares.append(f"{name} -" if rate is None else f"{name} {rate:.0%}")
+        shares += _monitored(self._rows[-1].get("monitor"))
         which = f" ({weights})" if self._updater.is_deployed_apart else ""
         self._say(f"after {done} steps{which}: {', '.join(shares)}")
         if done == 0 and weights == "deployed":
             for sentence in start_cautions([self._rows], self._held_out.mode):
                 self._say(f"caution: {sentence}")
+
+
+def _monitored(found: Mapping[str, Mapping[str, Any]] | None) -> list[str]:
+    """Return the monitor's AUROC at both weights, and its rates now, as one phrase."""
+    if found is None:
+        return []
+    auroc = [f"{row['auroc']:.2f} {name}" for name, row in found.items() if row["auroc"] is not None]
+    rates = [f"{name} {found['now'][name]:.0%}" for name in ("recall", "fpr") if found["now"][name] is not None]
+    return [f"monitor: {', '.join([f'AUROC {one}' for one in auroc] + rates)}"] if auroc or rates else []
 
 
 def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:

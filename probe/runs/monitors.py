@@ -86,7 +86,7 @@ class Monitor:
         if self._clean is not None and not row.is_verdict:
             assert self._clean.labels is not None
             is_clean = (self._clean.labels != 1) & ~np.isnan(found.values[:num_clean])
-            threshold = float(np.quantile(found.values[:num_clean][is_clean], 1 - self._fpr, method="higher"))
+            threshold = float(np.quantile(found.values[:num_clean][is_clean], 1 - self._fpr, method="inverted_cdf"))
         return Reading(scores, np.nan_to_num(scores, nan=-math.inf) > threshold, found.why)
 
     def judge(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:

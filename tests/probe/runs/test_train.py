@@ -72,7 +72,8 @@ def test_a_finished_run_prints_its_card_again(whole: Path, out: Path, capsys: py
 
 
 # Everything at once: two steps on every batch, the first batch with a teacher; ratio, adapted KL from a moving EMA,
-# entropy, credit; a quarantine; directions extracted again in the middle; one checkpoint, of every second step.
+# entropy, credit; a monitor of gradients; parts that are not deployed; directions extracted again in the middle; one
+# checkpoint, of every second step.
 COMBINED = {
     "seed": 3,
     "rollouts.iterations": 2,
@@ -88,6 +89,8 @@ COMBINED = {
     "control.ema_decay": 0.5,
     "intervention.arms": ["projected-at-deployment"],
     "intervention.refresh_every": 2,
+    "remedy.name": "penalty",
+    "remedy.monitor": "similarity",
     "optimizer.lr": 0.05,
     "steps": 4,
     "checkpoints.every": 2,
