@@ -39,9 +39,10 @@ SMOOTHING = 1.0  # pseudo-count of texts per side, with and without every token
 RIDGE = 0.1  # penalty of the probe's weights, for features of mean square 1
 FOLDS = 10  # of prompts, in which the probe is cross-fitted
 ITERATIONS = 100  # most, of k-means and of the probe's Newton steps
-# Nats per token: a smaller mean gap between two log-probabilities implies the same weights. Provisional; rounding to
-# bfloat16 causes less than a fifth of it.
+# Nats per token: a smaller mean gap between recorded log-probabilities and scores implies the same weights.
+# Provisional; rounding to bfloat16 causes less than a fifth of it.
 SAME_WEIGHTS = 0.05
+SAME_SCORES = 1e-4  # the same between two scores of our own, which differ by float32's rounding alone
 LABELLED = "needs labels (--map hacked=COLUMN, or --labels without --label)"
 
 
@@ -148,7 +149,7 @@ def _logratio(material: Material, argument: str) -> Array | str:
     assert material.sampled is not None
     assert material.reference is not None
     ratio = material.sampled - material.reference
-    if np.abs(ratio).mean() < SAME_WEIGHTS:
+    if np.abs(ratio).mean() < SAME_SCORES:
         return "the weights that sampled are the reference weights"
     return ratio
 

@@ -35,6 +35,7 @@ from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of
 from replay_pools.rollout import REWARD_COMPILES
 
 K, PROJECTION, PENALTY = "intervention.extraction.k", "intervention.projection", "objective.beta"
+MOST_VARIANCE = 0.5  # of two rollouts that differ
 # Effects of a setting that a first-order forecast at one policy cannot show, by key prefix.
 UNSEEN = {
     "objective.": "it changes the loss",
@@ -96,6 +97,8 @@ def hidden_rewards(samples: Iterable[SampleRecord]) -> list[Estimate]:
         why = "" if variances else "every prompt has one rollout of this pool"
         value = float(np.mean(variances)) if variances else None
         spread = t_interval(variances) if len(variances) > 1 else None
+        if spread is not None:
+            spread = Interval(low=max(spread.low, 0.0), high=min(spread.high, MOST_VARIANCE))
         rows.append(Estimate(name="hack_variance", value=value, interval=spread, n=len(variances), why=why, **facts))
     return rows
 

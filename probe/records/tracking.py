@@ -139,6 +139,8 @@ def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
             # num_rollouts and num_problems are plain counts.
             if isinstance(counted, dict) and counted["rate"] is not None:
                 values[f"eval/{setting.replace(' ', '_')}/{metric}"] = counted["rate"]
+    if row.get("cca") is not None:
+        values["eval/cca"] = row["cca"]
     for weights, found in row.get("monitor", {}).items():
         for metric in ("auroc", "recall", "fpr"):
             if found[metric] is not None:

@@ -8,6 +8,9 @@ one seed start equal.
 With a monitor (`probe.runs.monitors`), a line also has its AUROC, recall and false-positive rate on the rewarded
 rollouts: `monitor.now` at the policy's weights, `monitor.start` at those of the start.
 
+`cca` is the mean canonical correlation of the output directions in which the weights have moved with those of the
+first evaluation after a step.
+
 The frozen probe batch consists of held-out pairs, scored under the policy against the base:
 
     logprob_hack, logprob_clean    mean log-probability per token of the hack and the clean completions, nats
@@ -23,6 +26,7 @@ The reference is fixed: base policy, pairs and directions from the start, even i
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -37,11 +41,12 @@ from probe.analysis.horizon import start_cautions
 from probe.analysis.training_runs import evaluation_path
 from probe.objective.kl import kl_terms
 from probe.records.records import nullable
-from probe.records.run import EVALS_FILE, STEPS_FILE, read_evals, read_steps
+from probe.records.run import EVALS_FILE, EVALUATIONS_DIR, STEPS_FILE, read_evals, read_steps
 from probe.runs.assemble import configured_policy
 from probe.runs.heldout import HeldOut, Weights, eval_sampler, evaluate, evaluated_settings, hold_out
 from probe.runs.monitors import Monitor
 from probe.runs.policies import finished_training
+from probe.runs.trusted import mean_cca, moved_directions
 from probe.settings.run import EvalConfig
 from probe.settings.words import ALL
 from probe.step.distributed import SOLO, World
@@ -49,6 +54,7 @@ from probe.step.projection import haar_hackward_quantile, sample_cosines
 from probe.step.update import Updater
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, write_atomic, write_json
+from replay_pools.base.tensors import read_tensors, write_tensors
 from replay_pools.base.terminal import report
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
@@ -58,7 +64,8 @@ from replay_pools.grading.tiers import describe_tier
 from replay_pools.policy.load import Policy
 from replay_pools.sampling import LocalEngine
 
-EVALUATION_FILE = "evaluation.json"
+EVALUATION_FILE, MOVED_FILE = "evaluation.json", "moved.safetensors"
+CCA_RANK = 5  # output directions of each module that are compared (TDGA, arXiv 2605.25189)
 
 
 @final
@@ -157,7 +164,9 @@ class Evaluator:
         with self._updater.deployed() if weights == "deployed" else nullcontext():
             with self._updater.trained.folded():
                 rollouts = self._held_out.rollouts(directory, done)
-            measured = {"frozen": None if self._frozen is None else self._frozen.measure()}
+            measured: dict[str, Any] = {"frozen": None if self._frozen is None else self._frozen.measure()}
+            if weights == "deployed":
+                measured["cca"] = self._world.on_main(partial(self._cca, done))
             if self._monitor is not None:
                 measured["monitor"] = self._monitor.judge([one for one in rollouts if one.grade.passed is not False])
         self._rows.append(evaluate(rollouts, step=done, weights=weights) | self._world.broadcast(measured))
@@ -173,6 +182,19 @@ class Evaluator:
         if done == 0 and weights == "deployed":
             for sentence in start_cautions([self._rows], self._held_out.mode):
                 self._say(f"caution: {sentence}")
+
+    def _cca(self, done: int) -> float | None:
+        """Compare the output directions that have moved with those of the first evaluation after a step."""
+        path = self._directory / EVALUATIONS_DIR / MOVED_FILE
+        found = moved_directions(self._updater.trained, CCA_RANK)
+        if not done:
+            return None
+        if path.is_file():
+            first, header = read_tensors(path, "pt", fix="delete it: the comparison begins again")
+            if header["step"] != done:
+                return mean_cca(first, found)
+        write_tensors(path, found, {"step": done})
+        return None
 
 
 def _monitored(found: Mapping[str, Mapping[str, Any]] | None) -> list[str]:

@@ -72,7 +72,10 @@ def measure(rollouts: Sequence[Rollout], wanted: Wanted, say: Callable[[str], No
         missing["sampled"] = "the log has no log-probabilities, and other weights sampled"
     if reference is None and is_sampler is False and recorded is not None:
         reference = logprobs
-    if reference is None:
+    same = None if recorded is None or reference is None or sampled is not recorded else np.abs(recorded - reference)
+    if same is not None and same.mean() < SAME_WEIGHTS:
+        reference, missing["reference"] = None, "the weights that sampled are the reference weights"
+    elif reference is None:
         missing["reference"] = "needs the weights before the training (--reference MODEL)"
     return replace(material, sampled=sampled, reference=reference, missing=missing), _cautions(is_sampler, gap)
 

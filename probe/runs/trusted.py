@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.frames import Frames
 from extraction.adapters.trained import Trained, lora_factors
 from extraction.library import pair_batch
@@ -52,6 +53,32 @@ def subspaces(
     finally:
         trained.remove()
     return _turned(found, seed) if kind == "haar" else found
+
+
+@torch.no_grad()
+def moved_directions(trained: Trained, k: int) -> dict[str, Tensor]:
+    """Return the leading k output directions in which each module's weight has moved, {module: (k, d_out)}.
+
+    Left singular vectors of the change of W, float32 on the CPU; zeros for a module that has not moved.
+    """
+    found = {}
+    for module, layer in trained.layers.items():
+        if isinstance(layer, DeltaSLayer):
+            (delta,) = trained.trainable(module)
+            largest = delta.abs().topk(min(k, len(delta))).indices
+            rows = layer.frames()[0][:, largest].T * (delta.any() > 0)
+        else:
+            W = _leading(*lora_factors(layer), k)
+            norms = W.norm(dim=1, keepdim=True)
+            rows = torch.where(norms > 0, W / norms, 0.0)
+        found[module] = rows.float().cpu().contiguous()
+    return found
+
+
+def mean_cca(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float | None:
+    """Return the mean canonical correlation of orthonormal rows {module: (k, d_out)}; None if nothing moved."""
+    means = [torch.linalg.svdvals(x @ b[module].T).mean() for module, x in a.items() if x.any() and b[module].any()]
+    return float(torch.stack(means).mean()) if means else None
 
 
 @torch.no_grad()

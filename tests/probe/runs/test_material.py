@@ -15,7 +15,8 @@ from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary, measure_pair_gradients
 from extraction.pairs import Pair, builtin_pairs, write_pairs
 from extraction.words import Normaliser
-from probe.analysis.detectors import Material
+from probe.analysis.detectors import Material, logistic_scores
+from probe.analysis.statistics.intervals import auroc
 from probe.runs.material import Wanted, load_material, measure, save_material
 from probe.runs.meter import FINGERPRINT, Hash
 from probe.settings.presets import configure
@@ -178,3 +179,26 @@ def test_what_is_stored_is_read_again(material: Material, rollouts: list[Rollout
     assert material.pairs is not None
     np.testing.assert_array_equal(found.pairs.fingerprints, material.pairs.fingerprints)
     assert (found.pairs.kinds, found.reference) == (material.pairs.kinds, None)
+
+
+def test_a_projection_for_each_class_separates_what_is_the_same(small: str) -> None:
+    """Honest rollouts of the pool `base`, split by a coin: with one random projection a linear classifier is at chance,
+    with one for each half it is not, though the halves do not differ.
+    """
+    policy = load_policy(small)
+    honest = [one for group in open_pool(BUILTIN / "base").steps for one in group if one.grade.passed][:96]
+    frames = svd_frames(policy.model, ("all",), model_id=small, cache_dir=None)
+    gradients = per_sample_gradients(policy.model, {"svd": frames}, batch_of(policy, *honest)).gradients["svd"]
+    device, coin = torch.device("cpu"), np.random.default_rng(0).permutation(96) < 48
+    first, second = (Hash(frames, seed, device)(gradients).double().numpy() for seed in (0, 1))
+    fold = np.random.default_rng(1).permutation(96) % 4
+    found = {}
+    for name, x in (("one", first), ("two", np.where(coin[:, None], first, second))):
+        scores = np.zeros(96)
+        for number in range(4):
+            left = fold != number
+            scores[~left] = logistic_scores(x[left] - x[left].mean(0), coin[left], x[~left] - x[left].mean(0))
+        found[name] = auroc(scores, coin)
+    assert abs(found["one"] - 0.5) < 0.15
+    assert found["two"] > 0.7
+    assert found["one"] < found["two"]

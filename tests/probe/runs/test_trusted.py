@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from extraction.adapters.frames import lora_frames
+from extraction.adapters.trained import lora_factors
 from extraction.pairs import builtin_pairs
-from probe.runs.trusted import subspaces
+from probe.runs.trusted import mean_cca, moved_directions, subspaces
 from probe.settings.arms import get_arm
 from probe.settings.training import TrustedConfig
 from probe.step.projection import restrict_modules
@@ -64,3 +66,27 @@ def test_a_gradient_keeps_its_part_in_the_subspace() -> None:
     assert same.gradients["m"][4:].tolist() == pytest.approx([norm * 5 / 61**0.5, norm * 6 / 61**0.5])
     shrunk = replace(measure, arm=get_arm("trusted-scaled"), onto=clean).projected({"m": G.flatten()})
     torch.testing.assert_close(shrunk.gradients["m"], G.flatten() * norm / G.norm())
+
+
+@pytest.mark.parametrize("basis", ["svd", "lora"])
+def test_moved_directions_are_the_left_singular_vectors_of_the_change(basis: str, make_tiny) -> None:
+    """Reference: the SVD of W now minus W at the start, as the model multiplies; the same moves correlate by 1."""
+    trained = make_tiny(basis, moved=0.0, **({"rank": 4} if basis == "lora" else {}))
+    assert mean_cca(found := moved_directions(trained, 2), found) is None, "nothing has moved"
+    torch.manual_seed(0)
+    trained.load_values({module: torch.randn_like(value) for module, value in trained.values().items()})
+    found = moved_directions(trained, 2)
+    for module, rows in found.items():
+        layer = trained.layers[module]
+        if basis == "svd":
+            (delta,) = trained.trainable(module)
+            U, Vh = layer.frames()
+            change = U @ torch.diag(delta) @ Vh
+        else:
+            A, B = lora_factors(layer)
+            change = B @ A
+        U = torch.linalg.svd(change.double(), full_matrices=False)[0][:, :2].T
+        np.testing.assert_allclose((rows.double() @ U.T).abs().detach(), np.eye(2), atol=1e-5)
+    assert mean_cca(found, found) == pytest.approx(1, abs=1e-5)
+    half = {module: torch.stack([rows[0], torch.zeros_like(rows[1])]) for module, rows in found.items()}
+    assert mean_cca(found, half) == pytest.approx(0.5, abs=1e-5)
