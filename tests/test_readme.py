@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from probe.analysis.detectors import DETECTORS
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.docs import document as tables_of_settings
@@ -17,6 +18,7 @@ from probe.experiments.load import load_spec
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.presets import parse_setting, preset_names
+from probe.settings.remedy import TRAITS
 from probe.settings.words import OF_REPLAY
 
 ROOT = Path(__file__).parents[1]
@@ -162,9 +164,13 @@ def test_the_tree_has_a_row_for_every_room() -> None:
 
 
 def test_every_verb_arm_and_preset_is_described() -> None:
-    replay = (GUIDE / "replay.md").read_text()
+    arms = (GUIDE / "replay.md").read_text() + (GUIDE / "methods.md").read_text()
+    remedies = (GUIDE / "methods.md").read_text()
+    detectors = (GUIDE / "detect.md").read_text()
     presets = (GUIDE / "settings.md").read_text()
-    assert all(f"| `{arm}` |" in replay for arm in ARMS)
+    assert all(f"`{arm}`" in arms for arm in ARMS)
+    assert all(f"| `{remedy}` |" in remedies for remedy in TRAITS)
+    assert all(f"`{detector}" in detectors for detector in DETECTORS)
     assert all(f"| `{preset}` |" in presets for preset in preset_names())
 
 
