@@ -27,6 +27,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.verdict import evaluate_spec
 from probe.settings.presets import configure
+from probe.settings.remedy import RemedyConfig
 from probe.settings.run import RunConfig
 from probe.settings.words import OF_ARM, Outcome, Remedy
 
@@ -307,7 +308,7 @@ def test_the_gallery_is_what_the_program_prints(screen: Callable[..., str], tmp_
 def trained(condition: str, arm: str, values: dict[str, float] | None, *settings: str) -> TrainedArm:
     """One seed of an arm, whose rates are the values; None: a seed that is not finished."""
     config = asdict(configure("train", preset="fast", settings=[f'intervention.arms=["{arm}"]', *settings]))
-    remedy = (config["remedy"] or {}).get("name")
+    remedy = None if config["remedy"] is None else RemedyConfig(**config["remedy"])
     if values is None:
         return of_runs(condition, arm, [], remedy)
     outcome = TrainingOutcome(
@@ -335,14 +336,18 @@ def changed(command: str, arm: TrainedArm) -> RunConfig:
 def test_what_acts_on_true_labels_or_needs_pairs_is_no_rival(rates: dict[str, float] | None) -> None:
     """A perfect monitor would dominate whatever there is, and nobody has one; a prompt can be had without pairs."""
     gate = trained("gate", "projected", rates)
-    others = [trained(name, "vanilla", rates, f"remedy.name={name}") for name in get_args(Remedy)]
+    alone = [name for name in get_args(Remedy) if name not in ("finetune-accepted", "quarantine")]
+    others = [trained(name, "vanilla", rates, f"remedy.name={name}") for name in alone]
+    for monitor in ("similarity", "nll"):  # the first reads pairs
+        others.append(trained(monitor, "vanilla", rates, "remedy.name=screening", f"remedy.monitor={monitor}"))
     others.append(trained("kl", "vanilla", rates, "objective.reference=base", "objective.beta=1.0"))
     trainings = Trainings(baseline=trained("", "vanilla", rates), treated=[gate, *others])
-    assert [rival.condition for rival in trainings.rivals(gate)] == ["inoculation", "recontextualization", "kl"]
+    without_pairs = ["inoculation", "recontextualization", "nll", "kl"]
+    assert [rival.condition for rival in trainings.rivals(gate)] == without_pairs
     assert trainings.rivals(others[0]) == []
     steering = next(arm for arm in others if arm.condition == "preventative-steering")
     assert steering.needs_pairs
-    assert [rival.condition for rival in trainings.rivals(steering)] == ["inoculation", "recontextualization", "kl"]
+    assert [rival.condition for rival in trainings.rivals(steering)] == without_pairs
 
 
 @pytest.mark.parametrize(
