@@ -50,7 +50,7 @@ from replay_pools.logs.rollouts import (
     evaluations_of,
     missing_columns,
 )
-from replay_pools.pool import CAUTION, Pool, PoolWriter, encode_group, open_pool
+from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
 from replay_pools.rollout import (
     LOGGED_GRADER,
     REWARD_COMPILES,
@@ -231,10 +231,8 @@ def _rewarded(
     if is_guessed and len(terms) > 1 and scale is None:
         names = [name for name, _ in terms]
         weighted = "+".join(f"{name}*WEIGHT" for name in names)
-        notes.append(
-            f"{CAUTION}reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing "
-            f"else (--map reward=COLUMN, or {weighted})"
-        )
+        said = f"reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing else"
+        notes.append(LabelNote(f"{CAUTION}{said} (--map reward=COLUMN, or {weighted})"))
     return mapping, groups, scale, notes
 
 
@@ -369,7 +367,7 @@ def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | Non
         ),
         f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}": row.hint is None,
         f"not recorded, so {UNKNOWN!r}: {', '.join(missing)}": bool(missing),
-        f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown": True,
+        LabelNote(f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"): True,
     }
     is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text
     about |= {"env": row.env or UNKNOWN, "env_mode": row.env_mode or UNKNOWN}
@@ -503,8 +501,10 @@ def _tokens_header(log: CheckedLog, tokeniser: "Tokeniser", notes: list[str]) ->
     if len({*trained}) > 1:
         moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training; its weights moved in between"
         notes.append(f"{CAUTION}{moved}: a replay has the gradients of one (probe replay --only-step {min(trained)})")
-    notes += [f"{sentence} ({count} rollouts)" for sentence, count in counts.items()]
-    return {"normalised": sorted(notes, key=lambda note: not note.startswith(CAUTION)), "ids": ids}
+    notes += [type(sentence)(f"{sentence} ({count} rollouts)") for sentence, count in counts.items()]
+    of_labels = [note for note in notes if isinstance(note, LabelNote)]
+    others = [note for note in notes if not isinstance(note, LabelNote)]
+    return {"normalised": others, LABEL_NOTES: of_labels, "ids": ids}
 
 
 def _training_steps(log: CheckedLog) -> list[int]:

@@ -668,7 +668,7 @@ def test_trl_repeats_parts_and_checks(tmp_path: Path, teacher) -> None:
     )
     assert any("expected 5 rows with one prompt" in line for line in refused(folder, mapping={"group": "every:5"}))
     table.with_columns(advantage=polars.lit(1.0)).write_parquet(folder / "completions_00003.parquet")
-    assert any("advantages of 8 rows that cancel" in line for line in refused(folder))
+    assert any("found advantages of other rewards" in line for line in refused(folder))
 
 
 def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path: Path) -> None:
@@ -728,7 +728,7 @@ def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher)
 
 
 def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> None:
-    """Through the command: a column of numbers that is mapped to a label is paid by no one; a sum is a caution."""
+    """Through the command: a column that is mapped to a label is not paid; a sum is refuted, or a caution."""
     source = lines(tmp_path / "log.jsonl", own_log(teacher, exact=exact, cheated=lambda rollout: int(rollout.hacked)))
     out = tmp_path / "out"
     arguments = ["pool", "import", str(source), "--model", "organism", "--out", str(out)]
@@ -738,8 +738,8 @@ def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> Non
     assert pool.manifest["log"]["mapping"]["reward"] == "exact"
     for name in ("reward", "hacked"):
         assert [[getattr(r, name) for r in g] for g in pool.steps] == [[getattr(r, name) for r in g] for g in teacher]
-    assert run(cli, [*arguments, "--name", "guessed"]) == 0
-    assert "reward is exact: the logged advantages do not follow with cheated" in capsys.readouterr().out
+    assert run(cli, [*arguments, "--name", "guessed"]) == 2
+    assert "--map reward=exact*WEIGHT+cheated*WEIGHT" in capsys.readouterr().err
     assert run(cli, [*arguments, "--name", "summed", "--map", "advantage=none"]) == 0
     assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
 
