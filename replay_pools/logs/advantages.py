@@ -55,7 +55,7 @@ def check_reward(
         said = "+".join(name if weight == 1 else f"{name}*{weight:g}" for name, weight in terms)
         expected, found = f"advantages that follow from {said}", "advantages of other rewards"
         raise InputError(f"{source} advantage", expected=expected, found=found, fix=fix)
-    notes = [LabelNote(f"logged advantages are rewards minus the mean, divided {DIVISORS[scale]}")]
+    notes: list[str] = [LabelNote(f"logged advantages are rewards minus the mean, divided {DIVISORS[scale]}")]
     constant = [name for name, is_varying in zip(names, varies, strict=True) if not is_varying]
     if not is_guessed or not constant or len(names) == 1:
         return weights, scale, notes
