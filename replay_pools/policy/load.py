@@ -32,7 +32,6 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.tensors import check_tensors
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.chat import Chat, make_plain, turn_ends
 from replay_pools.rollout import Template
@@ -124,8 +123,6 @@ def load_policy(
         raise InputError("dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
     target = pick_device(device)
     source, options = _source(name)
-    for path in sorted(Path(source).glob("*.safetensors")):
-        check_tensors(path)
     merged = None if adapter is None else scaled_adapter(name, adapter)
     adapter_digest = None if merged is None else adapter_sha(*merged)
     with _readable(name):
