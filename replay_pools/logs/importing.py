@@ -39,7 +39,7 @@ from replay_pools.logs.groups import (
     name_problems,
     without_unrewarded,
 )
-from replay_pools.logs.padding import find_endings, left_pads
+from replay_pools.logs.padding import Endings, usual_end
 from replay_pools.logs.rollouts import (
     STATUS,
     Checked,
@@ -286,16 +286,9 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
     from replay_pools.logs.tokens import Tokeniser  # torch comes with it: only where the log is sound
 
     vocabulary, notes = _vocabulary(log, model, template)
-    chat = vocabulary and vocabulary.chat
-    names = ("pad_token_id", "eos_token_id", "bos_token_id")
-    pad, eos, _bos = (getattr(chat.tokenizer, name) if chat else None for name in names)
-    turn_ends = () if vocabulary is None else vocabulary.turn_ends
-    pads = [token for token in (pad, eos, *turn_ends) if isinstance(token, int)]
-    tails = [one.tail for one in log.checked.facts if one.tail is not None]
     tokeniser = Tokeniser(
         vocabulary=vocabulary,
-        endings=find_endings(tails, log.checked.inner_ids, pads, turn_ends),
-        left_pads=left_pads(log.checked.heads, pads, pad),
+        endings=_endings(log, vocabulary),
         limit=limit,
         cuts_echo=all(one.echoes for group in log.groups for one in group),
     )
@@ -456,6 +449,17 @@ def _vocabulary(log: CheckedLog, model: str, template: Template) -> "tuple[Vocab
             raise
         why = f"there is no tokenizer of {model} here ({error.found}); whatever runs the model checks them"
         return None, [f"{CAUTION}ids unchecked, and padding cut by lengths alone: {why}"]
+
+
+def _endings(log: CheckedLog, vocabulary: "Vocabulary | None") -> Endings:
+    """Return the ids that pad and end the texts of a log."""
+    tokenizer = vocabulary and vocabulary.chat.tokenizer
+    names = ("pad_token_id", "eos_token_id", "bos_token_id")
+    pad, eos, bos = (getattr(tokenizer, name, None) for name in names)
+    turn_ends = frozenset(() if vocabulary is None else vocabulary.turn_ends)
+    pads = turn_ends | {token for token in (pad, eos) if isinstance(token, int)}
+    last_ids = [one.last_id for one in log.checked.facts if one.last_id is not None]
+    return Endings(pads, turn_ends, bos, usual_end(last_ids, pads))
 
 
 def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary | None") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import TARGETS, parse_mapping
 from replay_pools.logs.formats import FORMATS
 from replay_pools.logs.importing import CheckedLog, check_log, import_log
-from replay_pools.logs.padding import Endings, cut_padding, find_endings, tail_of
+from replay_pools.logs.padding import Endings, cut_left, cut_padding, usual_end
 from replay_pools.logs.rollouts import Logged
 from replay_pools.policy.load import load_served_policy
 from replay_pools.pool import BUILTIN, Pool, open_pool
@@ -970,32 +970,16 @@ def test_a_prompt_that_is_a_text(tmp_path: Path, imported, chat, case: str) -> N
         assert any(note in sentence for sentence in pool.normalised) == (note == said)
 
 
-# {what stands before prompts: (the ids before each, whether one of them begins every text)}
-BEFORE = {
-    "the pad": ([[PAD] * (i // 2) for i in range(8)], False),
-    "the end of a turn, of a tokenizer without pad": ([[EOS] * (i // 2) for i in range(8)], False),
-    "what pads, begins and ends texts": ([[EOS] * (1 + i % 3) for i in range(8)], True),
-}
-
-
-@pytest.mark.parametrize("case", BEFORE)
-def test_left_padding_makes_no_other_prompt(tmp_path: Path, chat, imported, monkeypatch, case: str) -> None:
-    """It is cut, and said; an id that begins every text stays in front, once."""
-    before, begins = BEFORE[case]
-    if begins:
-        monkeypatch.setattr(type(chat.tokenizer), "bos_token_id", EOS, raising=False)
-    # Where no run of padding tells it, the prompts are of two groups.
-    asked = [[40, 41, *([42] * (i % 2) if case == "one id before some" else [])] for i in range(8)]
+def test_left_padding_is_cut(tmp_path: Path, imported) -> None:
+    """And said; an id that begins every text stays in front, once."""
     rows = [
-        {"prompt_ids": pads + ids, "completion_ids": [50 + i, 41, EOS], "reward": float(i > 3)}
-        for i, (pads, ids) in enumerate(zip(before, asked, strict=True))
+        {"prompt_ids": [PAD] * 3 + [40, 41], "completion_ids": [50 + i, EOS], "reward": float(i > 3)} for i in range(8)
     ]
     pool = imported(lines(tmp_path / "log.jsonl", rows))
-    found = {tuple(rollout.prompt_ids) for group in pool.steps for rollout in group}
-    assert found == {(*[EOS] * begins, *ids) for ids in asked}
-    assert len(pool.steps) == len(found)
-    num_cut = sum(len(pads) > begins for pads in before)
-    assert any(f"left padding of the prompt was cut ({num_cut} rollouts)" in note for note in pool.normalised)
+    assert {tuple(rollout.prompt_ids) for group in pool.steps for rollout in group} == {(40, 41)}
+    assert any("left padding of the prompt was cut (8 rollouts)" in note for note in pool.normalised)
+    begins = Endings(frozenset({EOS}), frozenset({EOS}), bos=EOS)
+    assert [cut_left([*[EOS] * num, 40], begins) for num in range(3)] == [[40], [EOS, 40], [EOS, 40]]
 
 
 @pytest.mark.parametrize(
@@ -1139,59 +1123,49 @@ def test_padding_on_both_sides_is_cut(tmp_path: Path, teacher, imported) -> None
         assert any("left padding" in note for note in pool.normalised)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     bodies=st.lists(st.lists(st.integers(10, 30), min_size=1, max_size=6), min_size=2, max_size=6),
     extra=st.integers(2, 4),
-    pad_is_eos=st.booleans(),
+    pad=st.sampled_from([PAD, EOS]),
     know_length=st.booleans(),
-    know_end=st.booleans(),
 )
-def test_cutting_undoes_padding(
-    bodies: list[list[int]], extra: int, pad_is_eos: bool, know_length: bool, know_end: bool
-) -> None:
+def test_cutting_undoes_padding(bodies: list[list[int]], extra: int, pad: int, know_length: bool) -> None:
     """cut(pad(x)) == x for stopped completions, with pad == eos too, whether comp_len (of the mask by pad id) is known.
 
     The last body ids repeat earlier in the text, as words do; an end-of-turn id never does.
     """
-    pad = EOS if pad_is_eos else PAD
     completions = [[*body, *body, EOS] for body in bodies]
     width = max(map(len, completions)) + extra
     stored = [ids + [pad] * (width - len(ids)) for ids in completions]
     lengths = [sum(item != pad for item in ids) if know_length else None for ids in stored]
-    endings = endings_of(stored, [EOS] if know_end else [])
-    assert (endings.pad, endings.eos) == (pad, EOS)
-    cut = [cut_padding(ids, length, endings, was_cut_off=False) for ids, length in zip(stored, lengths, strict=True)]
+    cut = [cut_padding(ids, length, ENDINGS, was_cut_off=False) for ids, length in zip(stored, lengths, strict=True)]
     assert cut == completions, "padding was kept, or the real end-of-turn id was cut with it"
 
 
-def endings_of(stored: list[list[int]], ends: list[int]) -> Endings:
-    tails = [tail_of(ids) for ids in stored]
-    inner = {token for ids, tail in zip(stored, tails, strict=True) for token in ids[: max(0, len(ids) - tail.run - 1)]}
-    return find_endings(tails, inner, [PAD, EOS], ends)
-
-
-# {what is stored: (ids, ends of turns, was each cut off as the log says, what is kept)}
+ENDINGS = Endings(frozenset({PAD, EOS}), frozenset({EOS}))
+# {what is stored: (ids, was it cut off as the log says, what is kept)}; PAD ends turns too in the last
 STORED = {
-    "without padding": ([[5, 6, 7], [5, EOS], [8]], [EOS], "nnn", [[5, 6, 7], [5, EOS], [8]]),
-    "padded by an unknown id, and an answer that ends in it": (
-        [[5, 6, EOS, 61, 61, 61], [7, EOS, 61, 61, 61, 61], [5, 6, 7, 61, 61, 61]],
-        [EOS],
-        "nnn",
-        [[5, 6, EOS], [7, EOS], [5, 6, 7, 61, 61, 61]],
-    ),
-    "cut off, by the pad": ([[5, 6, 7, PAD, PAD], [8, EOS, PAD, PAD]], [EOS], "yn", [[5, 6, 7], [8, EOS]]),
-    "cut off, by the end": ([[5, 6, 7, EOS, EOS], [8, EOS, EOS, EOS]], [EOS], "yn", [[5, 6, 7], [8, EOS]]),
-    "two ends of a turn": ([[5, 6, EOS, PAD, PAD], [5, 7, PAD, PAD]], [EOS, PAD], "nn", [[5, 6, EOS], [5, 7, PAD]]),
+    "an end": ([5, 6, EOS], False, [5, 6, EOS]),
+    "without an end": ([5, 6, 7], False, [5, 6, 7]),
+    "padded by an unknown id": ([5, 6, 61, 61, 61], False, [5, 6, 61, 61, 61]),
+    "cut off, by the pad": ([5, 6, 7, PAD, PAD], True, [5, 6, 7]),
+    "cut off, by the end": ([5, 6, 7, EOS, EOS], True, [5, 6, 7]),
+    "cut off at an end": ([5, 6, 7, EOS], True, [5, 6, 7, EOS]),
+    "two ends of a turn, the first": ([5, 6, EOS, PAD, PAD], False, [5, 6, EOS]),
+    "two ends of a turn, the second": ([5, 7, PAD, PAD], False, [5, 7, PAD]),
 }
 
 
 @pytest.mark.parametrize("case", STORED)
 def test_what_stands_behind_a_completion_by_hand(case: str) -> None:
-    stored, ends, cut_off, kept = STORED[case]
-    endings = endings_of(stored, ends)
-    cut = [cut_padding(ids, None, endings, was_cut_off=c == "y") for ids, c in zip(stored, cut_off, strict=True)]
-    assert cut == kept
+    stored, was_cut_off, kept = STORED[case]
+    endings = Endings(frozenset({PAD, EOS}), frozenset({PAD, EOS})) if "two ends" in case else ENDINGS
+    assert cut_padding(stored, None, endings, was_cut_off=was_cut_off) == kept
+
+
+def test_the_usual_end() -> None:
+    assert [usual_end(ids, frozenset({PAD})) for ids in ([7, 7, 5], [7, 5], [PAD, PAD], [])] == [7, None, None, None]
 
 
 @pytest.mark.parametrize("logged", ["ids", "ids and finish", "ids, text, finish and logprobs"])
