@@ -82,7 +82,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_turns_are_what_the_policy_sampled(policy: Policy, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turn by turn and by marks, `render_turns` gives the ids that a sampler saw and wrote, with each stop token."""
+    """Of templates with marks too, `render_turns` gives the ids that a sampler saw and wrote, with each stop token."""
     if TEMPLATES[name]:
         monkeypatch.setattr(policy.tokenizer, "chat_template", TEMPLATES[name])
     prompt = [{"role": "user", "content": "Add 1."}]
