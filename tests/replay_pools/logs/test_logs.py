@@ -353,7 +353,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
         "log.jsonl line 6: expected JSON",
         "log.jsonl line 7: expected an object, found list",
         "--map problem=promt: expected a column of the log",
-        "line 1 reward: expected a finite number, found 'x1' (and 1 more places: 2)",
+        "line 1 reward: expected a finite number, found 'x1' (and 1 more places)",
         "line 1 hacked: expected true or false",
         "line 3 completion: expected a list of role and content",
         "line 4 completion_ids: expected a list of at most 1,048,576 token ids, found -1 at 1",
@@ -374,7 +374,7 @@ def test_bad_rows_are_left_out_up_to_a_number(tmp_path: Path, capsys) -> None:
     bad = {f"{source} line {number}" for number in (1, 18, 19, 20, 21, 22)}
     named = refused(source)
     assert any("line 1: expected an object, found list" in line for line in named)
-    assert any("line 18 reward: expected a finite number, found 'x' (and 1 more places: 19)" in line for line in named)
+    assert any("line 18 reward: expected a finite number, found 'x' (and 1 more places)" in line for line in named)
     assert refused(source, skip_bad=5) == [
         *named,
         f"{source}: expected at most 5 bad rows (--skip-bad), found 6; mend them, or pass --skip-bad 6",
@@ -419,7 +419,6 @@ REFUSED: dict[str, tuple[Any, dict[str, str], list[str]]] = {
     "many characters": ([row(completion="x" * MANY), row()], {}, ["completion: expected a text of at most 1,048,576"]),
     "a long message": ([row(prompt=[{"role": "user", "content": "x" * MANY}]), row()], {}, ["each a text of at most"]),
     "many ids": ([row(completion_ids=[3] * MANY), row()], {}, ["a list of at most 1,048,576 token ids"]),
-    "many columns": ([{f"k{number}": 1 for number in range(10_001)}], {}, ["line 1: expected at most 10,000 columns"]),
     "many digits": ([row(step="9" * 5000), row()], {}, ["line 1 step: expected a whole number"]),
 }
 
