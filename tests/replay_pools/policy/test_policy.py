@@ -295,6 +295,9 @@ def pickled_adapter(path: Path) -> None:
     path.unlink()
 
 
+SLOW_KINDS = ("olora", "pissa_niter_4")
+
+
 def saved_lora(directory: Path, **options: object) -> tuple[PreTrainedModel, str]:
     """A trained LoRA of the organism, not merged, and its directory."""
     torch.manual_seed(1)
@@ -307,7 +310,9 @@ def saved_lora(directory: Path, **options: object) -> tuple[PreTrainedModel, str
     return adapted.eval(), str(directory)
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "pissa", "olora", "pissa_niter_4", "lora_ga"])
+@pytest.mark.parametrize(
+    "kind", ["gaussian", "pissa", "lora_ga", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW_KINDS)]
+)
 def test_initialisations_that_change_the_base(kind: str, tmp_path: Path) -> None:
     """The merged model is the trained one, and half of the change is half of it, or the adapter is refused."""
     trained_as = True if kind == "lora_ga" else kind
