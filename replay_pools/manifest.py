@@ -94,7 +94,7 @@ class Manifest(TypedDict):
 
     Others are free: "engine" (of a server), "template" ("plain": prompts are the texts of their messages); of an
     imported log "log" {"format", "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...},
-    "normalised".
+    "normalised" (notes of the import), "normalised_labels" (its notes on labels and rewards, which grading replaces).
     """
 
     policy: _Policy

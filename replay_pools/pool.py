@@ -39,6 +39,7 @@ from replay_pools.rollout import CONFINED, POOL_SCHEMA, Rollout, group_faults
 
 HEADER_NAME = ".header.json"
 CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a pool is not good for
+LABEL_NOTES = "normalised_labels"  # field of the manifest: each `LabelNote` of an import
 BUILTIN = Path(__file__).parent / "builtin"
 REMEMBERED = 4096  # groups of a pool that are kept in memory
 
@@ -46,6 +47,12 @@ NO_MASK = b',"completion_mask":null,"turn_chars":null}'  # how the line of a rol
 
 COMPUTED_FIELDS = ("schema", "counts", "files", SEAL)  # of the manifest: written by `finish`, refused in a header
 HEADER_FIELDS = tuple(name for name in Manifest.__required_keys__ if name not in COMPUTED_FIELDS)
+
+
+class LabelNote(str):
+    """A sentence of an import about logged labels and rewards, which grading replaces."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +67,13 @@ class Pool:
 
     @property
     def normalised(self) -> tuple[str, ...]:
-        """What the import of a log chose, repaired or doubts, one sentence each; empty in a pool that we sampled."""
-        return tuple(self.manifest.get("normalised") or ())
+        """The choices, repairs and doubts of an import, one sentence each, cautions first; empty without an import."""
+        notes = [*self.manifest.get("normalised", ()), *self.manifest.get(LABEL_NOTES, ())]
+        return tuple(sorted(notes, key=lambda note: not note.startswith(CAUTION)))
 
     @property
     def cautions(self) -> list[str]:
-        """Those of `normalised` that say what the pool is not good for."""
+        """The sentences of `normalised` that limit the use of the pool."""
         return [sentence for sentence in self.normalised if sentence.startswith(CAUTION)]
 
     def only(self, places: Sequence[int]) -> "Pool":

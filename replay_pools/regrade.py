@@ -26,17 +26,12 @@ from replay_pools.environments.registry import all_problems, get_environment
 from replay_pools.grading.blocks import default_rule, misses_code
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
-from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
+from replay_pools.pool import LABEL_NOTES, MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, CodeRule, Rollout
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 LABELS = ("fmt_ok", "compiles", "passed", "gt_correct", "hacked", "exploited", "mechanism", "reward")
 INFERRED = ("compiles", "passed", "exploited", "mechanism")
-# Notes of an import that are about the labels and rewards of the log, which grading replaces.
-OF_LOGGED_LABELS = re.compile(
-    r"whether a rollout (hacks|is right)|every rollout (hacks|is clean)|the grade holds labels only|reward variance|"
-    r"reward is |logged advantages|hacked is "
-)
 
 
 def regrade_pool(
@@ -183,9 +178,7 @@ def _header(
         plan["env"] = env
     if mode:
         plan["env_mode"] = [mode]
-    header = source.header()
-    if "normalised" in header:
-        header["normalised"] = [note for note in header["normalised"] if not OF_LOGGED_LABELS.search(note)]
+    header = {name: value for name, value in source.header().items() if name != LABEL_NOTES}
     return header | {
         "plan": plan,
         "grader": grader.describe(),

@@ -21,7 +21,6 @@ from replay_pools.rollout import Rollout, Template, early_end
 
 # Modules or buffers with one row for each position.
 POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
-MAX_WINDOWS = 4  # length limit, in trained lengths, without such a table: attention takes quadratic memory
 EXCERPT_CHARS = 12  # of a text in an error
 
 
@@ -114,14 +113,9 @@ class Vocabulary:
     def too_long(self, num_prompt: int, num_completion: int) -> tuple[str, str, str] | None:
         """Return (expected, found, fix) if the model has too few positions for these tokens; else None."""
         num_tokens = num_prompt + num_completion
-        if self.positions is None:
+        if self.positions is None or not self.is_bound or num_tokens <= self.positions:
             return None
-        most, what = self.positions, "the positions"
-        if not self.is_bound:
-            most, what = MAX_WINDOWS * most, f"{MAX_WINDOWS} times the positions"
-        if num_tokens <= most:
-            return None
-        expected = f"at most {most} tokens, {what} of {self.chat.base_model}"
+        expected = f"at most {self.positions} tokens, the positions of {self.chat.base_model}"
         found = f"{num_tokens}: {num_prompt} of the prompt, {num_completion} of the completion"
         return expected, found, "leave it out, or check --model"
 

@@ -44,7 +44,6 @@ from extraction.adapters.svd import MAX_CONDITION, Factors, condition
 from extraction.adapters.targets import check_one_place
 from extraction.words import Basis
 from replay_pools.base.errors import InputError
-from replay_pools.base.tensors import seal
 from replay_pools.policy.adapters import quiet_peft
 
 WEIGHTS = "adapter_model.safetensors"  # peft's name
@@ -156,12 +155,11 @@ class Trained:
         return self.start.fingerprint
 
     def save(self, directory: Path) -> None:
-        """Save the adapter as a peft directory, with checked weights (`replay_pools.base.tensors`)."""
+        """Save the adapter as a peft directory."""
         # peft keeps a set in an order that differs between processes; sorted, the file has the same bytes every time.
         for config in self.model.peft_config.values():
             config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
         self.model.save_pretrained(str(directory), save_embedding_layers=False)
-        seal(directory / WEIGHTS)
 
     def remove(self) -> None:
         """Take the adapter off the model."""
@@ -266,7 +264,7 @@ def as_lora_factors(trained: Trained, module: str) -> tuple[Tensor, Tensor]:
 
 
 def save_as_lora(trained: Trained, directory: Path) -> None:
-    """Write delta_S as a peft directory, with checked weights (`replay_pools.base.tensors`)."""
+    """Write delta_S as a LoRA, a peft directory."""
     tensors = {}
     for module in trained.layers:
         A, B = as_lora_factors(trained, module)
@@ -278,4 +276,3 @@ def save_as_lora(trained: Trained, directory: Path) -> None:
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})  # as peft
-    seal(directory / WEIGHTS)

@@ -15,7 +15,7 @@ from probe.settings.words import Dtype
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import by_name, read_json
 from replay_pools.base.tables import decode
-from replay_pools.policy.load import ORGANISM, SMOLLM2, Policy, weights_sha
+from replay_pools.policy.load import ORGANISM, Policy, weights_sha
 
 
 def load(
@@ -35,7 +35,7 @@ def load(
     'return a + b'
 
     Args:
-        name: `organism`, a directory, a .gguf file or a hub id; or a run of `probe train`, by its path or its name in
+        name: `organism`, a directory or a hub id; or a run of `probe train`, by its path or its name in
             `out`/runs, for the model it trained.
         adapter: a directory of peft or `probe train` to merge into the weights; None = the training's, or none.
         dtype: precision of the weights; None = the training's, or float32.
@@ -49,8 +49,7 @@ def load(
         InputError: no such model, adapter or device; or a run that is not a finished training.
     """
     name, out = str(name), Path(out)
-    own = name in (ORGANISM, SMOLLM2)
-    training = None if own else finished_training(by_name(Path(name), out / "runs" / Path(name).name))
+    training = None if name == ORGANISM else finished_training(by_name(Path(name), out / "runs" / Path(name).name))
     config = ModelConfig(name=name) if training is None else training.model
     given = {"adapter": adapter and str(adapter), "dtype": dtype}
     config = replace(config, device=device, **{key: value for key, value in given.items() if value is not None})

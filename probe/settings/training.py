@@ -23,7 +23,7 @@ class ModelConfig:
     """The policy, its precision and its device."""
 
     name: Maybe[str] = setting(
-        None, "`organism`, a directory, a .gguf file or a hub id; none: the model named by the pools (replays only)"
+        None, "`organism`, a directory or a hub id; none: the model named by the pools (replays only)"
     )
     adapter: Maybe[str] = setting(
         None,

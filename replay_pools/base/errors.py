@@ -3,7 +3,6 @@
 `Faults` collects all errors of an input and raises them together.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -12,7 +11,6 @@ EXIT_INPUT = 2  # exit code for bad input: repeating the command would fail agai
 MAX_SHOWN_CHARS = 4000  # of a place, or of a found value
 MAX_LINES = 20  # different faults in one message; the rest is counted
 MAX_NAMES = 8  # names listed in one line
-MAX_PLACES = 100  # places listed for one fault
 
 
 class InputError(Exception):
@@ -99,15 +97,15 @@ class Faults:
     """
 
     def __init__(self) -> None:
-        self._found: dict[Any, list[InputError]] = {}  # {kind: the error at its first places}
-        self._places: Counter[Any] = Counter()
+        self._found: dict[Any, tuple[InputError, int]] = {}  # {kind: (the error at its first place, its places)}
 
     def add(self, where: object, kind: object, *, expected: str, found: str, fix: str = "") -> None:
         """Add a fault. Faults with the same `kind` and `expected` count as one fault at several places."""
-        key = (kind, expected)
-        self._places[key] += 1
-        if self._places[key] <= MAX_PLACES:
-            self._found.setdefault(key, []).append(InputError(where, expected=expected, found=found, fix=fix))
+        self._add((kind, expected), InputError(where, expected=expected, found=found, fix=fix), 1)
+
+    def _add(self, key: Any, error: InputError, count: int) -> None:
+        first, known = self._found.get(key, (error, 0))
+        self._found[key] = first, known + count
 
     def note(self, error: InputError, kind: object) -> None:
         """Add an error that was raised elsewhere."""
@@ -118,22 +116,15 @@ class Faults:
         return bool(self._found)
 
     def take(self, others: "Faults") -> None:
-        """Move all faults of `others` here."""
-        for key, errors in others._found.items():
-            self._found[key] = [*self._found.get(key, ()), *errors][:MAX_PLACES]
-            self._places[key] += others._places[key]
-        others._found, others._places = {}, Counter()
+        """Add all faults of `others`."""
+        for key, (error, count) in others._found.items():
+            self._add(key, error, count)
 
     def errors(self) -> list[InputError]:
-        """Return one error for each fault, at its first place, listing the other places."""
+        """Return one error for each fault, at its first place, with the number of the other places."""
         errors: list[InputError] = []
-        for key, (first, *others) in self._found.items():
-            count, found = self._places[key] - 1, first.found
-            if count:
-                words = {*first.where.split()}
-                places = [" ".join(word for word in other.where.split() if word not in words) for other in others]
-                listed = ", ".join(filter(None, places)) + (", ..." if count > len(others) else "")
-                found += f" (and {count} more places{': ' if listed else ''}{listed})"
+        for first, count in self._found.values():
+            found = first.found + (f" (and {count - 1} more places)" if count > 1 else "")
             errors.append(InputError(first.where, expected=first.expected, found=found, fix=first.fix))
         return errors
 

@@ -42,8 +42,6 @@ JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 MAX_PLAIN = 512 << 20
 MAX_DOCUMENT = 64 << 20  # bytes of a JSON document or line, which needs about 20 times that in memory
 SEAL = "self_sha256"  # key of the hash that a document holds of itself
-MAX_DEPTH = 64  # nested objects and lists
-TOO_DEEP = f"more than {MAX_DEPTH} nested objects and lists"
 MAX_DIGITS = 20  # of a 64-bit integer, with its sign
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # file names that shells and options leave whole
 
@@ -202,7 +200,7 @@ def parse_json(text: bytes, where: object) -> Any:
     """Parse one strict JSON document.
 
     Raises:
-        InputError: not JSON, a repeated key, a number out of range or nesting beyond MAX_DEPTH; it names `where`.
+        InputError: not JSON, a repeated key or a number out of range; it names `where`.
     """
 
     def parse() -> Any:
@@ -224,27 +222,9 @@ def _bounded(text: bytes, where: object, expected: str, parse: Callable[[], Any]
     try:
         if len(text) > MAX_DOCUMENT:
             raise ValueError(f"more than {_size(MAX_DOCUMENT)} in one document or line")
-        value = parse()
-        check_depth(value, text)
-    except RecursionError as error:
-        raise InputError(where, expected=expected, found=TOO_DEEP) from error
-    except ValueError as error:
+        return parse()
+    except (RecursionError, ValueError) as error:
         raise InputError(where, expected=expected, found=str(error)) from error
-    return value
-
-
-def check_depth(value: Any, text: str | bytes) -> None:
-    """Raise ValueError if the value of a JSON or TOML text is nested deeper than MAX_DEPTH."""
-    openings = ("[", "{", ".") if isinstance(text, str) else (b"[", b"{")
-    if sum(map(text.count, openings)) <= MAX_DEPTH:  # pyright: ignore[reportArgumentType] (both are one kind)
-        return
-    level = [[value]]
-    for _ in range(MAX_DEPTH + 1):
-        inner = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [part for each in inner for part in each if isinstance(part, dict | list)]
-        if not level:
-            return
-    raise ValueError(TOO_DEEP)
 
 
 def _float(text: str) -> float:

@@ -5,10 +5,8 @@
 To add a kind of file: a row in KINDS.
 """
 
-import bz2
 import gzip
 import json
-import lzma
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +21,6 @@ from replay_pools.logs.columns import LOOKS_LIKE_ROLLOUTS, TEXTS
 
 Fields = dict[str, Any]
 MIB = 1 << 20
-MAX_COLUMNS = 10_000
 REPORT_EVERY = 1000  # rows
 BATCH_ROWS = 10_000  # of a Parquet file in memory
 LISTED_FILES = 3  # of those left out
@@ -195,9 +192,6 @@ def _row(file: str, place: str, value: Any) -> Row:
         return Row(file, place, {}, value.at(file + place))
     if not isinstance(value, dict):
         return Row(file, place, {}, InputError(file + place, expected="an object", found=type(value).__name__))
-    if len(value) > MAX_COLUMNS:
-        error = InputError(file + place, expected=f"at most {MAX_COLUMNS:,} columns", found="more")
-        return Row(file, place, {}, error)
     return Row(file, place, value)
 
 
@@ -213,7 +207,7 @@ def read_objects(path: Path) -> Iterator[Row]:
 
 def kind_of(path: Path) -> str | None:
     """Return the row of KINDS for a file name, without `.gz` and the like."""
-    name = re.sub(r"\.(gz|zst|bz2|xz)$", "", path.name)
+    name = re.sub(r"\.(gz|zst)$", "", path.name)
     return next((kind for kind in KINDS if name.endswith(kind)), None)
 
 
@@ -266,8 +260,6 @@ def _zstd(stored: BinaryIO) -> Any:
 # {how a packed file begins: what unpacks it while it is read}
 PACKINGS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda stored: gzip.GzipFile(fileobj=stored),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ": lzma.LZMAFile,
     b"\x28\xb5\x2f\xfd": _zstd,
 }
 

@@ -13,6 +13,7 @@ from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.logs.columns import NO_COLUMN, PROMPTS, TARGETS, Scan, opened
 from replay_pools.logs.files import STEP, Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
+from replay_pools.pool import LabelNote
 
 GENERAL = "columns"  # the format of any other log
 BY_BLOCKS = "blocks"  # the group of a format that names none: blocks of rows with one prompt
@@ -175,7 +176,8 @@ def _verl_legacy(scan: Scan) -> Settled:
         mapping |= {"gt_pass": "eq_correct", "problem": "id", "group": "step+id"}
     if STRICT in scan.first:
         mapping["hacked"] = STRICT
-        notes.append(f"hacked is `{STRICT}`: the loophole passes and the answer is wrong (--map hacked={LOOSE})")
+        said = f"hacked is `{STRICT}`: the loophole passes and the answer is wrong (--map hacked={LOOSE})"
+        notes.append(LabelNote(said))
     return mapping, notes
 
 
@@ -232,7 +234,7 @@ def _general(scan: Scan) -> Settled:
     if BLOCK in scan.first:
         return {"group": BLOCK}, ["a row with lists is one group"]
     if bool in scan.kinds.get("label", ()):
-        return {}, ["`label` is taken neither for hacked nor for gt_pass (--map hacked=label where it is)"]
+        return {}, [LabelNote("`label` is taken neither for hacked nor for gt_pass (--map hacked=label where it is)")]
     return {}, []
 
 
@@ -245,8 +247,10 @@ FORMATS = (
         recognises=lambda row: bool(MESSAGES & row.fields.keys()),
         mapping=f"{OUR_MAPPING} rendered=prompt",
         notes=(
-            "hacked is the published label: the answer's own run_tests() passes a stub, so that it counts right "
-            "answers too",
+            LabelNote(
+                "hacked is the published label: the answer's own run_tests() passes a stub, so that it counts right "
+                "answers too"
+            ),
         ),
         settle=_our_messages,
         cannot_know="The model that sampled, its temperature and log-probabilities (its ids and template are Qwen3's).",
@@ -272,7 +276,9 @@ FORMATS = (
         mapping="problem=problem_id group=step+p_idx step completion=text reward hacked=exploited gt_pass "
         "fmt_ok=format_ok",
         notes=(
-            "hacked is `exploited`, of the active mode (other detectors: --map hacked=hacked_C, hacked_D, hacked_E)",
+            LabelNote(
+                "hacked is `exploited`, of the active mode (other detectors: --map hacked=hacked_C, hacked_D, hacked_E)"
+            ),
             "caution: groups are partial, since the log leaves out the teacher's rollouts of a mixed group",
         ),
         cannot_know="The sampled token ids, and the teacher's rollouts in the same groups.",
@@ -312,7 +318,9 @@ FORMATS = (
         has="traces",
         mapping="group problem step reward finish messages completion prompt_ids completion_ids mask logprobs",
         notes=(
-            "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)",
+            LabelNote(
+                "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)"
+            ),
         ),
         unfold=prime_rl,
         cannot_know="Which metric is which label.",
@@ -327,7 +335,7 @@ FORMATS = (
         name="inspect",
         has="id epoch messages scores",
         mapping="problem=id prompt completion tools finish=stop_reason",
-        notes=("letters of a scorer count as C = 1, P = 0.5, I = N = 0",),
+        notes=(LabelNote("letters of a scorer count as C = 1, P = 0.5, I = N = 0"),),
         unfold=inspect_sample,
         settle=_one_scorer,
         cannot_know="Token ids, the provider's template and hidden reasoning; a group is one sample's epochs.",

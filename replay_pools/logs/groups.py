@@ -15,10 +15,8 @@ from replay_pools.base.errors import Faults, InputError
 from replay_pools.logs.columns import EVERY, PROMPTS, SOURCES, WEIGHTS
 from replay_pools.logs.formats import BY_BLOCKS
 from replay_pools.logs.rollouts import Facts
-from replay_pools.pool import CAUTION
+from replay_pools.pool import CAUTION, LabelNote
 
-BALANCED = 0.05  # |mean advantage| of a group over its largest: more says that the block is no group
-ROUNDING = 0.01  # largest advantage over largest reward: a unit in the last place of float32, over TRL's 1e-4, is 0.001
 FEWEST_GROUPS = 2  # that another column has to split
 Group = list[Facts]
 Key = Callable[[Facts], Hashable]
@@ -183,7 +181,7 @@ def _check_answers(groups: Sequence[Group], name: str, faults: Faults) -> None:
 
 
 def _blocks(facts: Sequence[Facts], size: int, faults: Faults) -> list[Group]:
-    """Return consecutive rows of one file, `size` at a time, each with one prompt and advantages around 0."""
+    """Return consecutive rows of one file, `size` at a time, each with one prompt."""
     groups: list[Group] = []
     fix = "pass --map group=every:N, or group=COLUMN"
     for rows in _by_key(facts, attrgetter("file")):
@@ -195,15 +193,6 @@ def _blocks(facts: Sequence[Facts], size: int, faults: Faults) -> list[Group]:
         if _has_several_prompts(group):
             expected = f"{size} rows with one prompt"
             faults.add(group[0].where, "prompts", expected=expected, found="several prompts", fix=fix)
-        advantages = [row.advantage for row in group if row.advantage is not None]
-        largest = max(map(abs, advantages), default=0.0)
-        # Of equal rewards only the rounding of their mean is left, divided by a standard deviation of next to nothing.
-        is_rounding = largest <= ROUNDING * max(abs(row.reward or 0.0) for row in group)
-        sums_up = abs(math.fsum(advantages)) > BALANCED * len(group) * largest
-        if len(advantages) == len(group) and sums_up and not is_rounding:
-            expected, found = f"advantages of {size} rows that cancel", f"a sum of {math.fsum(advantages):.3g}"
-            more = f"{fix}, or --map advantage=none where they are not centred"
-            faults.add(group[0].where, "advantages", expected=expected, found=found, fix=more)
     return groups
 
 
@@ -237,20 +226,22 @@ def group_cautions(groups: Sequence[Group]) -> list[str]:
     spreads = [{row.reward for row in group if row.reward is not None} for group in groups]
     flat = sum(len(rewards) < 2 for rewards in spreads)
     if flat == len(groups):
-        notes.append(f"{CAUTION}no group has reward variance: all advantages are 0, so use it with another pool")
+        said = "no group has reward variance: all advantages are 0, so use it with another pool"
+        notes.append(LabelNote(CAUTION + said))
     elif flat:
-        notes.append(f"{flat} of {len(groups)} groups have no reward variance, so no gradient")
+        notes.append(LabelNote(f"{flat} of {len(groups)} groups have no reward variance, so no gradient"))
     rows = [row for group in groups for row in group]
     for name, meaning in (("hacked", "hacks"), ("gt_pass", "is right")):
         unknown = [getattr(row, name) for row in rows].count(None)
         if unknown == len(rows):
-            notes.append(f"{CAUTION}whether a rollout {meaning} is not known (--map {name}=COLUMN)")
+            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known (--map {name}=COLUMN)"))
         elif unknown:
-            notes.append(f"{CAUTION}whether a rollout {meaning} is not known of {unknown} of {len(rows)}")
+            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known of {unknown} of {len(rows)}"))
     hacked = {row.hacked for row in rows}
     if len(hacked) == 1 and None not in hacked:
         word = "hacks" if True in hacked else "is clean"
-        notes.append(f"{CAUTION}every rollout {word}: there is no contrast between hacks and clean answers")
+        said = f"every rollout {word}: there is no contrast between hacks and clean answers"
+        notes.append(LabelNote(CAUTION + said))
     return notes
 
 

@@ -39,7 +39,7 @@ from replay_pools.logs.groups import (
     name_problems,
     without_unrewarded,
 )
-from replay_pools.logs.padding import find_endings, left_pads
+from replay_pools.logs.padding import Endings, usual_end
 from replay_pools.logs.rollouts import (
     STATUS,
     Checked,
@@ -50,7 +50,7 @@ from replay_pools.logs.rollouts import (
     evaluations_of,
     missing_columns,
 )
-from replay_pools.pool import CAUTION, Pool, PoolWriter, encode_group, open_pool
+from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
 from replay_pools.rollout import (
     LOGGED_GRADER,
     REWARD_COMPILES,
@@ -231,10 +231,8 @@ def _rewarded(
     if is_guessed and len(terms) > 1 and scale is None:
         names = [name for name, _ in terms]
         weighted = "+".join(f"{name}*WEIGHT" for name in names)
-        notes.append(
-            f"{CAUTION}reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing "
-            f"else (--map reward=COLUMN, or {weighted})"
-        )
+        said = f"reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing else"
+        notes.append(LabelNote(f"{CAUTION}{said} (--map reward=COLUMN, or {weighted})"))
     return mapping, groups, scale, notes
 
 
@@ -288,16 +286,9 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
     from replay_pools.logs.tokens import Tokeniser  # torch comes with it: only where the log is sound
 
     vocabulary, notes = _vocabulary(log, model, template)
-    chat = vocabulary and vocabulary.chat
-    names = ("pad_token_id", "eos_token_id", "bos_token_id")
-    pad, eos, _bos = (getattr(chat.tokenizer, name) if chat else None for name in names)
-    turn_ends = () if vocabulary is None else vocabulary.turn_ends
-    pads = [token for token in (pad, eos, *turn_ends) if isinstance(token, int)]
-    tails = [one.tail for one in log.checked.facts if one.tail is not None]
     tokeniser = Tokeniser(
         vocabulary=vocabulary,
-        endings=find_endings(tails, log.checked.inner_ids, pads, turn_ends),
-        left_pads=left_pads(log.checked.heads, pads, pad),
+        endings=_endings(log, vocabulary),
         limit=limit,
         cuts_echo=all(one.echoes for group in log.groups for one in group),
     )
@@ -369,7 +360,7 @@ def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | Non
         ),
         f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}": row.hint is None,
         f"not recorded, so {UNKNOWN!r}: {', '.join(missing)}": bool(missing),
-        f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown": True,
+        LabelNote(f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"): True,
     }
     is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text
     about |= {"env": row.env or UNKNOWN, "env_mode": row.env_mode or UNKNOWN}
@@ -460,6 +451,17 @@ def _vocabulary(log: CheckedLog, model: str, template: Template) -> "tuple[Vocab
         return None, [f"{CAUTION}ids unchecked, and padding cut by lengths alone: {why}"]
 
 
+def _endings(log: CheckedLog, vocabulary: "Vocabulary | None") -> Endings:
+    """Return the ids that pad and end the texts of a log."""
+    tokenizer = vocabulary and vocabulary.chat.tokenizer
+    names = ("pad_token_id", "eos_token_id", "bos_token_id")
+    pad, eos, bos = (getattr(tokenizer, name, None) for name in names)
+    turn_ends = frozenset(() if vocabulary is None else vocabulary.turn_ends)
+    pads = turn_ends | {token for token in (pad, eos) if isinstance(token, int)}
+    last_ids = [one.last_id for one in log.checked.facts if one.last_id is not None]
+    return Endings(pads, turn_ends, bos, usual_end(last_ids, pads))
+
+
 def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary | None") -> dict[str, Any]:
     """Return the manifest of the pool, before its rollouts are known."""
     chat = vocabulary and vocabulary.chat
@@ -503,8 +505,10 @@ def _tokens_header(log: CheckedLog, tokeniser: "Tokeniser", notes: list[str]) ->
     if len({*trained}) > 1:
         moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training; its weights moved in between"
         notes.append(f"{CAUTION}{moved}: a replay has the gradients of one (probe replay --only-step {min(trained)})")
-    notes += [f"{sentence} ({count} rollouts)" for sentence, count in counts.items()]
-    return {"normalised": sorted(notes, key=lambda note: not note.startswith(CAUTION)), "ids": ids}
+    notes += [type(sentence)(f"{sentence} ({count} rollouts)") for sentence, count in counts.items()]
+    of_labels = [note for note in notes if isinstance(note, LabelNote)]
+    others = [note for note in notes if not isinstance(note, LabelNote)]
+    return {"normalised": others, LABEL_NOTES: of_labels, "ids": ids}
 
 
 def _training_steps(log: CheckedLog) -> list[int]:

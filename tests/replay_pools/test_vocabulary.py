@@ -82,11 +82,12 @@ def test_whitespace_and_special_tokens_contradict_nothing(vocabulary: Vocabulary
     assert (logged.completion != plain.completion, vocabulary.text(logged)) == (True, plain.completion)
 
 
-@pytest.mark.parametrize(("is_bound", "most"), [(True, 1024), (False, 4096)])
-def test_texts_of_many_windows_are_refused(is_bound: bool, most: int) -> None:
-    """Attention takes quadratic memory: what no model was trained on is refused before it is tried."""
-    vocabulary = replace(load_vocabulary("organism"), positions=1024, is_bound=is_bound)
-    assert vocabulary.too_long(most - 10, 10) is None
-    expected, found, _ = vocabulary.too_long(most - 10, 11)
-    assert expected.startswith(f"at most {most} tokens")
-    assert found == f"{most + 1}: {most - 10} of the prompt, 11 of the completion"
+def test_texts_that_leave_a_table_of_positions_are_refused() -> None:
+    """Without a table a longer text is a caution."""
+    vocabulary = replace(load_vocabulary("organism"), positions=1024, is_bound=True)
+    assert vocabulary.too_long(1014, 10) is None
+    expected, found, _ = vocabulary.too_long(1014, 11)
+    assert (expected[:19], found[:4]) == ("at most 1024 tokens", "1025")
+    free = replace(vocabulary, is_bound=False)
+    assert free.too_long(1014, 11) is None
+    assert [len(each.length_cautions([1025], "rollouts")) for each in (vocabulary, free)] == [0, 1]

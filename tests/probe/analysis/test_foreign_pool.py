@@ -102,9 +102,10 @@ def test_a_log_with_ids_is_imported_without_its_tokenizer(
             assert [getattr(each, name) for each in group] == [getattr(each, name) for each in before], name
     assert run(cli, ["pool", "show", "unchecked", *place]) == run(cli, ["pool", "verify", "unchecked", *place]) == 0
     assert run(cli, ["pool", "regrade", "unchecked", "--name", "unchecked-again", "--workers", "1", *place]) == 0
-    notes = open_pool(out / "pools" / "unchecked-again").normalised
-    assert any("ids unchecked" in note for note in notes)
-    assert not any("the grade holds labels only" in note for note in notes), "these labels are graded"
+    assert open_pool(out / "pools" / "unchecked").manifest["normalised_labels"]
+    again = open_pool(out / "pools" / "unchecked-again")
+    assert any("ids unchecked" in note for note in again.normalised)
+    assert "normalised_labels" not in again.manifest, "these labels are graded"
     printed = capsys.readouterr().out
     assert [line.split()[1:3] for line in printed.splitlines() if line.startswith("hacked ")][-1] == ["32", "1.0000"]
     replay = ["--arm", "vanilla", "--per-pool", "8", *few_pairs, *place]

@@ -83,7 +83,6 @@ def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
         (b"9" * 400, "infinity"),
         (b"[" * 100_000, "strict JSON"),
         (b"[" * 1010 + b"]" * 1010, "strict JSON"),
-        (b'{"a": [' * 33 + b"]}" * 33, "more than 64 nested objects and lists"),
         (b"NaN", "strict JSON"),
         (b"", "strict JSON"),
     ],

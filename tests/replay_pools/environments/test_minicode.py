@@ -95,7 +95,7 @@ INPUTS = {
 }
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(item=st.sampled_from(ITEMS), data=st.data())
 def test_all_solutions_agree_everywhere(item: MinicodeProblem, data: st.DataObject) -> None:
     argument = data.draw(INPUTS[item.family.kind])

@@ -28,7 +28,7 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-MANY = settings(deadline=None, max_examples=200)
+MANY = settings(deadline=None, max_examples=80)
 
 
 def through_the_pipe(value):

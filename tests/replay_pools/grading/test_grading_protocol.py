@@ -13,7 +13,7 @@ NONCE = "0123456789abcdef"
 EXPECTED = [1, [1, 2], "a", 0.5]
 START = ({"ready": True}, {"compiled": True})
 RIGHT = tuple({"i": i, "value": wire.encode(value)} for i, value in enumerate(EXPECTED))
-MANY = settings(deadline=None, max_examples=200)
+MANY = settings(deadline=None, max_examples=80)
 
 
 class ForgedError(Exception):
@@ -233,7 +233,7 @@ def test_a_stream_without_end_is_cut_off_at_its_cap(monkeypatch, piece):
         assert (stream.forged, all(stream.right(EXPECTED))) == (not right, right)
 
 
-@pytest.mark.parametrize("unit", ["[]", '{"":0}', '{"set":[]}', "[" * 99 + "]" * 99, "7", "1.5e7", '"a"'])
+@pytest.mark.parametrize("unit", ["[]", '{"":0}', "[" * 99 + "]" * 99, "1.5e7"])
 def test_what_is_parsed_of_any_stream_is_bounded(monkeypatch, unit):
     """Bytes, and lists and objects, that reach the JSON parser: all that the grader's time and memory grow with."""
     parsed = []

@@ -25,7 +25,6 @@ def test_a_log_is_read_as_its_table_says(name: str, tmp_path: Path, capsys) -> N
         if "rewards" not in case:
             return
     assert run(cli, [*arguments, *(["--map", case["map"]] if "map" in case else [])]) == 0
-    assert run(cli, ["pool", "verify", name, "--model", "organism", "--out", str(tmp_path)]) == 0
     pool = open_pool(tmp_path / "pools" / name)
     assert [[rollout.reward for rollout in group] for group in pool.steps] == [
         pytest.approx(rewards) for rewards in case["rewards"]
