@@ -67,14 +67,16 @@ class _Target:
         return self._by_prompt((taken * along).sum((0, 2))[:, None])
 
     def mean_lost(self, removed: Array, rows: Array) -> Array:
-        """Return the (B,) means of `lost` for many draws at once, when h differs by step.
+        """Return the (B,) means of `lost` for many draws at once.
 
         Args:
             removed: (B, M, all steps, k).
             rows: (B, M, k, N) directions.
         """
-        along = np.matmul(self.inner, rows.swapaxes(-1, -2))  # (B, M, T, k)
-        return np.einsum("bmtk,bmtk->bt", removed[:, :, self.steps], along) @ prompt_weights(self.prompts)
+        # The mean over pairs is linear in them and is taken first.
+        inner = self.inner.mean(1, keepdims=True) if self.shared else self.inner
+        along = np.matmul(inner, rows.swapaxes(-1, -2))  # (B, M, 1 or T, k)
+        return (removed[:, :, self.steps] * along).sum((1, 3)) @ prompt_weights(self.prompts)
 
     def total(self) -> Array:
         """Return (C, H) <g, h> by prompt."""
@@ -145,18 +147,12 @@ class _Law:
         """Return {target: (B,) mean gain removed} and the (B,) removed norms."""
         lost: dict[str, list[Array]] = {name: [] for name in targets}
         sizes = []
-        # For targets shared by all steps, the mean over pairs and prompts is linear in both and is taken first.
-        shared = {name: target.inner.mean(1)[:, :, None] for name, target in targets.items() if target.shared}
         for part in draws.parts(self.totals.norms.shape[1]):
             rows = part.rows
             removed = self.removed(rows)
             sizes.append(self.sizes(removed))
-            mean = np.matmul(self.weights, removed)  # (B, M, k)
             for name, target in targets.items():
-                if target.shared:
-                    lost[name].append((mean * np.matmul(rows, shared[name])[..., 0]).sum((1, 2)))
-                else:
-                    lost[name].append(target.mean_lost(removed, rows))
+                lost[name].append(target.mean_lost(removed, rows))
         return {name: np.concatenate(parts) for name, parts in lost.items()}, np.concatenate(sizes)
 
 

@@ -45,8 +45,8 @@ from probe.analysis.statistics.geometry import (
     Axes,
     PairGram,
     cosines,
+    extract,
     held_out_gradients,
-    svd_axes,
     weighted,
 )
 from probe.analysis.statistics.intervals import (
@@ -323,15 +323,15 @@ def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) 
     if others.held_out.all():
         return ceiling
     differences, _, _ = held_out_gradients(replace(pairs, held_out=of_kind))
-    values = cosines(svd_axes(others, *true_labels(others)), differences)[0]
+    values = cosines(extract(others, *true_labels(others)).axes(), differences)[0]
     if np.isnan(values).any():
         return ceiling
     values = np.array([*prompt_means(values, pairs.clusters[of_kind].tolist()).values()])
     mean = float(values.mean())
     if not varies(values) or not can_be_halved(others):
         return replace(ceiling, value=mean, why="fewer than two pairs")
-    halves = svd_axes(others, *half_samples(others, NUM_HALVES, np.random.default_rng(seed)))
-    drawn = cosines(halves, differences).mean(1)
+    halves = extract(others, *half_samples(others, NUM_HALVES, np.random.default_rng(seed)))
+    drawn = cosines(halves.axes(), differences).mean(1)
     variance = values.var(ddof=1) / len(values) + drawn[~np.isnan(drawn)].var(ddof=1)
     half = student_quantile(0.95, len(values) - 1) * float(np.sqrt(variance))
     return replace(ceiling, value=mean, why="", interval=Interval(low=mean - half, high=mean + half))

@@ -19,7 +19,6 @@ from probe.analysis.training_runs import shared_settings
 from probe.experiments.jobs import Job
 from probe.experiments.spec import Spec
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
-from probe.records.timings import starts_of
 from probe.settings.arms import ARMS
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
@@ -43,13 +42,9 @@ def unmatched(spec: Spec) -> list[str]:
         different = _things(spec, cell, spec.baseline)
         if len(different) < 2 or any(_things(spec, cell, other) == {ARM: ""} for other in idle):
             continue
-        fix = "change one at a time"
-        if _acts(cell[1]):
-            same_basis = [name for name, arm in ARMS.items() if arm.basis == ARMS[cell[1]].basis and not _acts(name)]
-            fix = f"{same_basis[0]} under {cell[0]} would say what the rest does" if same_basis else fix
         listed = "; ".join(f"{name}{keys}" for name, keys in different.items())
         named = f"{cell[1]} ({cell[0]}) differs from {spec.baseline[1]} ({spec.baseline[0]})"
-        sentences.append(f"UNMATCHED: {named} in several things: {listed}; {fix}")
+        sentences.append(f"UNMATCHED: {named} in several things: {listed}; change one at a time")
     return sentences
 
 
@@ -77,26 +72,19 @@ def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
 
 
 def _uneven(spec: Spec, done: Sequence[Job], manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return sentences on trainings with unequal parameter counts, and on seeds trained by several commits."""
+    """Return a sentence for each training arm with another number of parameters than the baseline."""
     if spec.baseline is None or spec.settings["verb"] != "train":
         return []
     capacities: dict[Cell, str] = {}
-    commits: dict[int | None, dict[str, list[str]]] = {}  # {seed: {commit: runs}}
     for run in done:
         if (capacity := manifests[run.name].get("num_coordinates")) is not None:
             counts = (f"{count:,} parameters ({basis})" for basis, count in capacity.items())
             capacities[run.conditions[0], run.arms[0]] = ", ".join(counts)
-        for commit in dict.fromkeys(start.commit for start in starts_of(run.directory) if start.commit):
-            commits.setdefault(run.seed, {}).setdefault(commit, []).append(f"{run.arms[0]} ({run.conditions[0]})")
     sentences, expected = [], capacities.get(spec.baseline)
     for (condition, arm), capacity in capacities.items():
         if expected is not None and capacity != expected:
             baseline = f"{spec.baseline[1]} ({spec.baseline[0]})"
             sentences.append(f"CAPACITY: {arm} ({condition}) trains {capacity}, {baseline} {expected}")
-    for seed, runs_of in commits.items():
-        if len(runs_of) > 1:
-            parts = "; ".join(f"{commit[:7]} {_named(names)}" for commit, names in runs_of.items())
-            sentences.append(f"CODE: the runs of seed {seed} were made by {len(runs_of)} versions: {parts}")
     return sentences
 
 

@@ -14,18 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe.analysis.estimate import Estimate
-from probe.analysis.statistics.geometry import (
-    Axes,
-    along,
-    along_modules,
-    mean_module_unit,
-    mean_unit,
-)
+from probe.analysis.statistics.geometry import Axes, PairGram, along_modules, cosines, mean_module_unit
 from probe.analysis.statistics.intervals import Array, auroc, cluster_numbers, prompt_weights
-from probe.analysis.statistics.nulls import null_test, permuted_axes, true_axes
+from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, null_test, redrawn, true_axes
 from probe.analysis.statistics.run_gradients import Linked
 
-NUM_DRAWS = 399  # a p of .05 is then known to .01
 CHUNK = 1 << 20  # scores ranked at once
 N2 = "permuted pairs"  # appears in the names of estimates
 # The null's point of symmetry for each statistic; both tails of its test start there.
@@ -63,8 +56,7 @@ def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Arr
     """Return {statistic: (B,)} along axes drawn B times, without the statistics that the run cannot measure."""
     statistics = {}
     if linked.steps:
-        # Mean over prompts of the cosines of the steps' gradients.
-        statistics["cos_in"] = along(axes, mean_unit(linked.totals, prompt_weights(linked.prompts)))
+        statistics["cos_in"] = cosines(axes, linked.totals) @ prompt_weights(linked.prompts)
     if labels.both_sides:
         scores = linked.sample_cosines(axes, labels.rows)  # A > 0: cos_S_contrib = cos_S_nll
         parts = np.array_split(scores, 1 + scores.size // CHUNK)
@@ -89,9 +81,15 @@ def _difference_shares(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> 
     return (share / np.maximum(num_hacked, 1))[prompts], (share / np.maximum(num_clean, 1))[prompts]
 
 
-def permutation_nulls(linked: Linked, arm: str, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> list[Estimate]:
-    """Return one estimate per statistic of an arm along v_hack, under B = num_draws relabelled sets of pairs."""
-    labels, axes = paid_labels(linked), permuted_axes(linked.pairs, num_draws, seed)
+def _permuted_axes(pairs: PairGram, seed: int) -> Axes:
+    return redrawn(pairs, NUM_REDRAWN, seed).permuted.axes()
+
+
+def permutation_nulls(linked: Linked, arm: str, *, seed: int = 0) -> list[Estimate]:
+    """Return one estimate per statistic of an arm along v_hack, under B relabelled sets of at least two pairs."""
+    if not can_be_halved(linked.pairs):
+        return []
+    labels, axes = paid_labels(linked), _permuted_axes(linked.pairs, seed)
     observed, draws = (_statistics(linked, one, labels) for one in (true_axes(linked.pairs), axes))
     rows = []
     for name, values in draws.items():
@@ -101,12 +99,13 @@ def permutation_nulls(linked: Linked, arm: str, *, num_draws: int = NUM_DRAWS, s
     return rows
 
 
-def module_cosines(linked: Linked, arm: str, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> list[Estimate]:
+def module_cosines(linked: Linked, arm: str, *, seed: int = 0) -> list[Estimate]:
     """Return each module's mean cosine over prompts, if it keeps a direction, with z of N2; largest |z| first."""
-    truth, permuted = true_axes(linked.pairs), permuted_axes(linked.pairs, num_draws, seed)
+    truth = true_axes(linked.pairs)
     kept = np.flatnonzero(truth.kept[0])
-    if not linked.steps or not len(kept):
+    if not linked.steps or not len(kept) or not can_be_halved(linked.pairs):
         return []
+    permuted = _permuted_axes(linked.pairs, seed)
     # Mean over prompts of each module's gradient; a step without a gradient in the module counts as 0.
     means = mean_module_unit(linked.totals, prompt_weights(linked.prompts))
     observed, draws = (along_modules(axes, means)[:, kept] for axes in (truth, permuted))

@@ -31,7 +31,7 @@ from probe.analysis.verdict.decision import (
     separated,
     unread,
 )
-from probe.analysis.verdict.pools import as_sampled, num_problems, partner
+from probe.analysis.verdict.pools import as_sampled, num_problems, partner, sample_again
 from probe.analysis.verdict.verdict import Finding, Next
 from probe.records.run import CONFIG_FILE, Run, out_of
 from probe.settings.presets import configure
@@ -108,8 +108,11 @@ def _other_pairs(analysis: Analysis, why: str) -> Step:
     return Step("other pairs", {"why": why}, _with_pairs(analysis))
 
 
-def _more_pairs(analysis: Analysis, pairs: int, what: str, held_out: int) -> Step:
-    return Step("pairs", {"pairs": pairs, "held_out": held_out, "what": what}, _with_pairs(analysis))
+def _more_pairs(analysis: Analysis, pairs: int, what: str, held_out: int, prompts: str = "") -> Step:
+    """Advise held-out pairs, and as large a factor on the extraction pairs; `prompts` are advised too."""
+    extract = f"{',' if prompts else ' and'} {pairs / held_out:.2g} times as many pairs to extract from{prompts}"
+    facts = {"pairs": pairs, "held_out": held_out, "extract": extract if held_out > 1 else "", "what": what}
+    return Step("pairs", facts, _with_pairs(analysis))
 
 
 def _on_pools(analysis: Analysis, names: Sequence[str], name: str = "again", **changes: Any) -> str:
@@ -310,9 +313,9 @@ def _undecided(share: Estimate, analysis: Analysis) -> Step:
         # Only some prompts have what the share needs: both labels, or rewards that differ.
         return _more_prompts(analysis, plan.prompts, f": they decide {named} with {POWER:.0%} power", share.n)
     held_out = share.parts["num_held_out"]
-    also = f", with about {plan.prompts} prompts ({share.n} so far)" if plan.prompts > share.n else ""
-    what = f"{also}: they decide {named} with {POWER:.0%} power"
-    return _more_pairs(analysis, math.ceil(plan.pairs * held_out), what, held_out)
+    prompts = f", and about {plan.prompts} prompts ({share.n} so far)" if plan.prompts > share.n else ""
+    what = f": together they decide {named} with {POWER:.0%} power"
+    return _more_pairs(analysis, math.ceil(plan.pairs * held_out), what, held_out, prompts)
 
 
 def _forecast_open(analysis: Analysis) -> Step:
@@ -362,7 +365,7 @@ def _more_rollouts(what: str, analysis: Analysis) -> Step:
 
 
 def _more_prompts(analysis: Analysis, prompts: int, what: str, so_far: int | None = None) -> Step:
-    """Advise prompts: those that the pools hold and this replay left out, by a command; else others.
+    """Advise prompts: those that the pools hold and this replay left out, else new ones as their pool was sampled.
 
     Args:
         analysis: the analysis.
@@ -379,7 +382,13 @@ def _more_prompts(analysis: Analysis, prompts: int, what: str, so_far: int | Non
         limit = f"; the pools hold {held} groups, of which {analysis.num_steps} were replayed"
         return Step("prompts", {**facts, "limit": limit}, repeat(analysis.records, steps=None))
     most = min(filter(None, map(num_problems, pools)), default=steps)
-    limit = f"; sample or log {min(steps, most)} groups of different prompts (probe docs pools)"
+    groups, command = f"{min(steps, most)} groups of different prompts", ""
+    if any(pool.said("log") is not None for pool in pools):
+        limit = f"; log {groups} in your trainer and import them (probe docs logs)"
+    elif len(pools) == 1 and (command := sample_again(pools[0], min(steps, most))):
+        limit = f"; sample {groups}, and replay them"
+    else:
+        limit = f"; sample or log {groups} (probe docs pools)"
     if steps > most:
-        limit += f", all of the environment, with {MORE} times as many rollouts of each"
-    return Step("prompts", {**facts, "limit": limit})
+        limit += f"; these are all prompts of the environment, so take {MORE} times as many rollouts of each"
+    return Step("prompts", {**facts, "limit": limit}, command)

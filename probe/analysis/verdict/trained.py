@@ -24,7 +24,7 @@ To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_wo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from extraction.words import ExtractionSettings
@@ -61,23 +61,11 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
             "seeds": arm.seeds,
             "hack": arm.mean("hack", "final") if arm.runs else None,
             "solve": arm.mean("solve", "final") if arm.runs else None,
-            **{finding.name: _statement(finding) for finding in findings if finding.name in ("effect", "price")},
             "levels": trainings.levels[arm.name]._asdict(),
         }
         following = next_step(word, findings, arm, trainings)
         verdicts.append(Verdict(about=about, word=word, sentence=sentence, findings=findings, next=following))
     return verdicts
-
-
-def _statement(finding: Finding) -> dict[str, Any]:
-    """Return the decision on an effect or a cost, in points of a rate, for JSON."""
-    number = finding.number
-    stated = (
-        {}
-        if number is None
-        else {"value": number.value, "interval": asdict(number.interval) if number.interval else None}
-    )
-    return {"word": finding.says, **stated}
 
 
 def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:

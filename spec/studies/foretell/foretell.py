@@ -55,7 +55,6 @@ CONFIRM = ("k2", "k8", "mean", "unseen-copying", "sentinel", "style", "permuted"
 REPLAY = {"source.replay_dirs": ["teacher", "base-hinted"], "source.match": "prompt"}
 MEASURES = ("cos_in", "pull", "hackward_frac", "norm_removed", "margin_removed", "hacks_removed", "honest_removed")
 OUTCOMES = ("hack", "solve")
-NUM_DRAWS = 199  # of a null, in the verdicts of the replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +258,7 @@ def read_treatments(spec: Spec, out: Path) -> list[Treatment]:
                     falls[outcome][seed] = rates[UNTREATED][seed][outcome] - rates[name][seed][outcome]
             verdict = None
             if replays and all(ARMS[arm].directions == "v_hack" for arm in spec.resolved[name].arms):
-                verdict = analyze(replays[0], num_draws=NUM_DRAWS).verdict.word
+                verdict = analyze(replays[0]).verdict.word
             means = {measure: _mean([row.get(measure) for row in measured]) for measure in MEASURES}
             rows.append(Treatment(name=name, half=half, verdict=verdict, measures=means, falls=falls))
     return rows

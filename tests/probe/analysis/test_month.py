@@ -135,7 +135,7 @@ def halfway(tmp_path: Path, planted: Planted) -> Callable[..., tuple[Spec, Path]
 def analyse(*args: str) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        assert run(cli, ["analyze", *args, "--draws", "99"]) == 0
+        assert run(cli, ["analyze", *args]) == 0
     return " ".join(text.getvalue().split())
 
 

@@ -122,7 +122,7 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
 ) -> None:
     """The primary against records by hand; a cap above its bound is VACUOUS, what was not measured INCONCLUSIVE."""
     spec, out = swept()
-    found = evaluate_spec(spec, out, num_draws=99)
+    found = evaluate_spec(spec, out)
     record = read_run(out / "runs" / "judged-plain-seed0")
     cosines = {arm: {s.problem_id: s.cos_in for s in record.steps if s.arm == arm} for arm in spec.arms}
     both = [(cosines["vanilla"][p], cosines["random"][p]) for p in cosines["vanilla"]]
@@ -135,7 +135,7 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
     assert (verdicts(found)["gate"], verdicts(found)["same"]) == ("PASS", "VACUOUS")
     assert found.replay is not None
     assert (found.replay.about["run"], found.replay.about["condition"]) == ("judged-plain-seed0", "plain")
-    assert found.replay.word == analyze(record, "plain", num_draws=99).verdict.word == "UNDERPOWERED"
+    assert found.replay.word == analyze(record, "plain").verdict.word == "UNDERPOWERED"
     assert found.verdict.word == "MORE"
     assert "verdict UNDERPOWERED" in next(text for text in found.verdict.caveats if text.startswith("not GO: "))
     assert all(caveat.startswith("not GO: ") for caveat in found.verdict.caveats)
@@ -147,9 +147,9 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
     """The same runs decide otherwise where another verdict is asked for; the screen gives the verdict and what next."""
     _, out = swept()
     spec = write(go={"verdict": ["GO", "UNDERPOWERED"]})
-    found = evaluate_spec(spec, out, num_draws=99)
+    found = evaluate_spec(spec, out)
     assert found.verdict.word == "GO"
-    assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
+    assert run(cli, ["analyze", str(spec.path), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "VERDICT of judged-plain-seed0, condition plain: UNDERPOWERED" in printed
     assert "NEXT: " in printed
@@ -162,7 +162,7 @@ def test_an_edited_spec_and_a_missing_run_are_said(
     _, out = swept()
     edited = write(level=0.8)
     shutil.rmtree(out / "runs" / "judged-capped-seed0")
-    found = evaluate_spec(edited, out, num_draws=99)
+    found = evaluate_spec(edited, out)
     assert any("EDITED: judged-plain-seed0" in line for line in found.verdict.caveats)
     assert any("1 of 2 runs are not complete: judged-capped-seed0" in line for line in found.verdict.caveats)
     assert verdicts(found)["cap-binds"] == "INCONCLUSIVE"
@@ -171,7 +171,7 @@ def test_an_edited_spec_and_a_missing_run_are_said(
 def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec, Path]]) -> None:
     """Two seeds draw twice from the same prompts: n stays the number of prompts, not twice as many."""
     spec, out = swept(seeds=[0, 1], steps=3)
-    found = evaluate_spec(spec, out, num_draws=99)
+    found = evaluate_spec(spec, out)
     runs = [read_run(one.directory) for one in runs_of(spec, out) if one.conditions == ("plain",)]
     prompts = {s.problem_id for one in runs for s in one.steps if s.cos_in is not None}
     assert found.verdict.findings[1].n == len(prompts)
@@ -194,7 +194,7 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
     spec, caches = load_spec(tmp_path / "judged.toml"), out / "cache"
     out = tmp_path / "out"
     run_sweep(spec, out, caches)
-    found = evaluate_spec(spec, out, num_draws=99)
+    found = evaluate_spec(spec, out)
     assert (found.verdict.findings[0].n, found.verdict.findings[0].unit) == (2, "seed")
 
     def mean(arm: str, seed: int) -> float:
@@ -211,9 +211,9 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
     # Two runs of two steps: a count that is short fails once both are over, and is open until then.
     assert verdicts(found)["completes"] == "PASS"
     (tmp_path / "judged.toml").write_text(trained(5))
-    assert verdicts(evaluate_spec(load_spec(tmp_path / "judged.toml"), out, num_draws=99))["completes"] == "FAIL"
+    assert verdicts(evaluate_spec(load_spec(tmp_path / "judged.toml"), out))["completes"] == "FAIL"
     shutil.rmtree(out / "runs" / "judged-base-random-seed1")
-    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).verdict.findings}
+    rows = {row.name: row for row in evaluate_spec(spec, out).verdict.findings}
     assert (rows["completes"].says, rows["completes"].n) == ("INCONCLUSIVE", 2)
     assert rows["completes"].text.startswith("1 of its runs are not complete")
 
@@ -225,7 +225,7 @@ def test_results_are_written_and_kept(
     spec, out = swept()
     log = spec.path.with_suffix(".md")
     log.write_text(log.read_text() + "\n## Notes\n\nMine.\n")
-    command = ["analyze", str(spec.path), "--out", str(out), "--draws", "99", "--write"]
+    command = ["analyze", str(spec.path), "--out", str(out), "--write"]
     assert run(cli, command) == 0
     first = log.read_text()
     assert run(cli, command) == 0
@@ -233,7 +233,7 @@ def test_results_are_written_and_kept(
     assert first.count("### MORE") == 1
     assert "(nothing yet)" not in first
     assert first.endswith("\n## Notes\n\nMine.\n")
-    assert "| aligned | primary |" in first
+    assert "primary    aligned: " in first
     assert "DECISION: MORE. again" in capsys.readouterr().out
     write(level=0.8)
     assert run(cli, command) == 0
@@ -251,7 +251,7 @@ def test_check_and_json(swept: Callable[..., tuple[Spec, Path]], capsys: pytest.
     """--json is one object; --check exits with 1 exactly when the primary failed."""
     spec, out = swept()
     capsys.readouterr()
-    code = run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99", "--json", "--check"])
+    code = run(cli, ["analyze", str(spec.path), "--out", str(out), "--json", "--check"])
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"]["word"] == "MORE"
     assert code == (1 if found["verdict"]["findings"][0]["says"] == "FAIL" else 0)

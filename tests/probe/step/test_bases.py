@@ -47,13 +47,13 @@ def both(replay: Callable[..., Path], quick: list[str]) -> Path:
 
 def analysed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> dict:
     capsys.readouterr()
-    assert run(cli, ["analyze", str(directory), "--json", "--draws", "99", *options]) == 0
+    assert run(cli, ["analyze", str(directory), "--json", *options]) == 0
     return orjson.loads(capsys.readouterr().out)
 
 
 def printed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> str:
     capsys.readouterr()
-    assert run(cli, ["analyze", str(directory), "--draws", "99", *options]) == 0
+    assert run(cli, ["analyze", str(directory), *options]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
