@@ -110,8 +110,10 @@ def _other_pairs(analysis: Analysis, why: str) -> Step:
 
 def _more_pairs(analysis: Analysis, pairs: int, what: str, held_out: int, prompts: str = "") -> Step:
     """Advise held-out pairs, and as large a factor on the extraction pairs; `prompts` are advised too."""
-    extract = f"{',' if prompts else ' and'} {pairs / held_out:.2g} times as many pairs to extract from{prompts}"
-    facts = {"pairs": pairs, "held_out": held_out, "extract": extract if held_out > 1 else "", "what": what}
+    extract = prompts
+    if held_out > 1:
+        extract = f"{',' if prompts else ' and'} {pairs / held_out:.2g} times as many pairs to extract from{prompts}"
+    facts = {"pairs": pairs, "held_out": held_out, "extract": extract, "what": what}
     return Step("pairs", facts, _with_pairs(analysis))
 
 

@@ -322,7 +322,7 @@ def test_a_consistent_random_direction_is_not_believed(verdicts):
     assert found.of("cos_in")[0].p < 0.001, "the world is not what it says: prompts disagree"
     assert found.verdict.word == "UNDERPOWERED"
     assert says(found)[0] == "UNMEASURED"
-    assert found.get("nulls", f"cos_in, {N2}").p > 0.01
+    assert found.get("nulls", f"cos_in, {N2}").p >= 0.01
 
 
 def test_shuffled_labels_are_not_about_hacks(verdicts):
