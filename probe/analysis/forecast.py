@@ -111,12 +111,14 @@ def forecast(
         return []
     drawn = redrawn(pairs, num_draws, seed)
     targets = _targets(linked)
-    law = _Law(side=side, overshoot=overshoot, weights=prompt_weights(linked.prompts), totals=_unit(linked.totals))
+    projection = _Projection(
+        side=side, overshoot=overshoot, weights=prompt_weights(linked.prompts), totals=_unit(linked.totals)
+    )
     v_hack = drawn.truth.rows
-    removed = law.removed(v_hack)
-    size = float(law.sizes(removed)[0])
-    halves, _ = law.mean_lost(drawn.halves, targets)
-    permuted, sizes = law.mean_lost(drawn.permuted, targets)
+    removed = projection.removed(v_hack)
+    size = float(projection.sizes(removed)[0])
+    halves, _ = projection.mean_lost(drawn.halves, targets)
+    permuted, sizes = projection.mean_lost(drawn.permuted, targets)
     # Match the norm that v_hack removes, whatever the draw would remove by itself.
     scale = ratio(np.array(size), sizes, otherwise=0.0)
     rows = []
@@ -127,7 +129,7 @@ def forecast(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Law:
+class _Projection:
     """A projection at fixed strength on a run's unit-norm steps, along many directions."""
 
     side: Side
@@ -187,7 +189,7 @@ def held_out_margin(pairs: PairGram) -> tuple[Array, Array]:
     return gradients.inner / norm[:, None], norm
 
 
-def paid_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleRecord], bool]) -> Array | None:
+def rewarded_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleRecord], bool]) -> Array | None:
     """Return (G,) weights for the mean over one kind of rewarded samples in a group; None without such samples."""
     group = [linked.samples[row] for row in step.rows]
     picked = np.array([sample.advantage > 0 and sample.sure and chosen(sample) for sample in group])
@@ -198,7 +200,7 @@ def _sample_target(linked: Linked, chosen: Callable[[SampleRecord], bool]) -> _T
     """Return each group's unit-norm mean over one kind of rewarded samples; None if no group has any."""
     inner, progress, prompts, numbers = [], [], [], []
     for number, step in enumerate(linked.steps):
-        mean = paid_mean(linked, step, chosen)
+        mean = rewarded_mean(linked, step, chosen)
         if mean is None:
             continue
         gram = linked.read(step.record.step)

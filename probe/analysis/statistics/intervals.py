@@ -22,7 +22,7 @@ from scipy import special
 from probe.analysis.statistics.thresholds import POWER
 
 Array = NDArray[np.float64]
-MANY = 800  # more prompts are not advised: the embedded environment has 881 training problems
+MAX_PROMPTS = 800  # more prompts are not advised: the embedded environment has 881 training problems
 ROUNDING = 1e-12  # relative to the largest value; smaller differences are rounding
 
 
@@ -242,13 +242,13 @@ def first_count(counts: NDArray[np.intp], decides: NDArray[np.bool_]) -> int | N
 
 
 def prompts_beyond(distance: float, sd: float) -> int | None:
-    """Return the number of prompts at which a mean's interval excludes a threshold with POWER; None above MANY.
+    """Return the number of prompts at which a mean's interval excludes a threshold with POWER; None above MAX_PROMPTS.
 
     Args:
         distance: from the mean to the threshold.
         sd: standard deviation between prompts.
     """
-    counts = np.arange(2, MANY)
+    counts = np.arange(2, MAX_PROMPTS)
     return first_count(counts, distance**2 > errors_beyond(counts - 1) ** 2 * sd**2 / counts)
 
 

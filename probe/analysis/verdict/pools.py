@@ -229,19 +229,6 @@ def environment_of(plan: Mapping[str, Any]) -> str | None:
     return plan["env"] if isinstance(plan.get("env"), str) and isinstance(plan.get("mode"), str) else None
 
 
-def num_problems(pool: PoolFacts) -> int | None:
-    """Return the number of problems in the pool's environment and split; None if unknown or files are missing."""
-    if pool.env is None or pool.said("plan.split") is None:
-        return None
-    # Imported here: only this advice needs the problem parsers.
-    from replay_pools.environments.registry import get_environment
-
-    try:
-        return len(get_environment(pool.env).problems(pool.said("plan.split")))  # pyright: ignore[reportArgumentType]
-    except InputError:
-        return None
-
-
 def regrade_command(pool: PoolFacts, out: Path) -> str:
     """Return the command that grades a pool again, under another name, in a root folder.
 

@@ -30,7 +30,7 @@ from safetensors.numpy import load_file
 from scipy import stats
 
 from probe.analysis.analyze import analyze
-from probe.analysis.forecast import SAMPLE_TARGETS, held_out_margin, paid_mean
+from probe.analysis.forecast import SAMPLE_TARGETS, held_out_margin, rewarded_mean
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.statistics.geometry import extract, weighted
 from probe.analysis.statistics.intervals import Array, prompt_weights, t_interval
@@ -161,7 +161,7 @@ def _removal(
         prompt = step.record.problem_id
         progress["margin"].append((prompt, float(on_pairs[number].mean()), float(lost.mean())))
         for name, chosen in SAMPLE_TARGETS.items():
-            mean = paid_mean(linked, step, chosen)
+            mean = rewarded_mean(linked, step, chosen)
             if mean is not None:
                 norm = weighted(gram, mean[None, :]).norm[0]
                 gained = float(step.weights @ step.products @ mean / (norm * size))
