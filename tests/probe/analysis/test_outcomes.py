@@ -267,11 +267,11 @@ def test_vanilla_may_have_more_seeds(tmp_path: Path, planted: Planted, capsys: p
     assert runs in capsys.readouterr().out
     assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--json"]) == 0
     found = orjson.loads(capsys.readouterr().out)
-    (vanilla,) = (side["values"]["hack_final"] for side in found["outcomes"] if side["condition"] == "plain")
+    vanilla = found["outcomes"]["vanilla (plain)"]["hack_final"].values()
     assert len(vanilla) == 5
     projected = next(arm for arm in found["arms"] if arm["about"]["arm"] == "projected")
     assert projected["about"]["seeds"] == [0, 1, 2]
-    fall = projected["about"]["effect"]["value"]
+    fall = next(row["number"]["value"] for row in projected["findings"] if row["name"] == "effect")
     assert fall == pytest.approx(sum(vanilla) / 5 - projected["about"]["hack"])
 
 
