@@ -164,7 +164,7 @@ def _removal(
             mean = rewarded_mean(linked, step, chosen)
             if mean is not None:
                 norm = weighted(gram, mean[None, :]).norm[0]
-                gained = float(step.weights @ step.products @ mean / (norm * size))
+                gained = float(step.weights @ gram.samples.sum(0) @ mean / (norm * size))
                 progress[name].append((prompt, gained, float((removed * (mean @ samples)).sum() / norm)))
     weights = prompt_weights([step.record.problem_id for step in linked.steps])
     ceilings = [products.cosine(pair) for pair in along_pairs.swapaxes(0, 1)]
