@@ -197,7 +197,7 @@ def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
 
 
 def test_nothing_is_rarely_a_go(tmp_path: Path) -> None:
-    """Pairs without signal, labels that say nothing, hacks without an axis: of 24 draws at most two are GO.
+    """Pairs without signal, labels that say nothing, hacks without an axis: of 15 draws at most two are GO.
 
     60 draws of shuffled labels, the one world in which the update is hack-ward, gave one.
     """
@@ -207,13 +207,13 @@ def test_nothing_is_rarely_a_go(tmp_path: Path) -> None:
         "labels": replace(brief, shuffled_labels=True, strength=2),
         "hacks": replace(brief, hacks_point_at=None, strength=2),
     }
-    counts = sum((outcomes(world, 8, tmp_path / name) for name, world in nulls.items()), Counter())
+    counts = sum((outcomes(world, 5, tmp_path / name) for name, world in nulls.items()), Counter())
     assert counts["GO"] <= 2, counts
 
 
 def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
-    counts = outcomes(World(strength=1.5, arms=("vanilla",)), 12, tmp_path)
-    assert counts["GO"] >= 10, counts
+    counts = outcomes(World(strength=1.5, arms=("vanilla",)), 8, tmp_path)
+    assert counts["GO"] >= 6, counts
 
 
 def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -> None:
