@@ -95,8 +95,8 @@ def test_the_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path, common:
     (here / "out" / "cache").symlink_to(common / "cache")
     commands = (
         "replay --replay-dirs teacher,base --arm projected --steps 1 --name first",
-        "analyze first --draws 99",
-        "report first --draws 99",
+        "analyze first",
+        "report first",
         "show",
         "docs",
         "docs check",

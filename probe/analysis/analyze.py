@@ -23,7 +23,6 @@ from probe.analysis.cosines import (
 )
 from probe.analysis.estimate import Estimate
 from probe.analysis.families import FAMILIES
-from probe.analysis.statistics.permutation import NUM_DRAWS
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.training_runs import TrainingOutcome, is_training, starts, training_outcome, trains
@@ -59,14 +58,12 @@ class Analysis:
         condition: str | None = None,
         *,
         basis: Basis | None = None,
-        num_draws: int = NUM_DRAWS,
         seed: int = 0,
         others: Sequence[Run] = (),
     ) -> None:
         """Take the arguments of `analyze`."""
         self.condition = next(iter(conditions(run)), DEFAULT_CONDITION) if condition is None else condition
-        self.given, self.others = run, others
-        self.num_draws, self.seed = num_draws, seed
+        self.given, self.others, self.seed = run, others, seed
         self._families: dict[str, list[Estimate]] = {}
 
         def is_here(record: StepRecord | SampleRecord) -> bool:
@@ -240,36 +237,6 @@ class Analysis:
         verdict = decide(self, self.questions, self.validity)
         return replace(verdict, next=next_step(verdict.word, self, self.questions, self.validity))
 
-    @cached_property
-    def bases(self) -> "list[Analysis]":
-        """One analysis per basis with an arm along v_hack, the measured arm's first; empty without such an arm."""
-        if self.measured_arm is None:
-            return []
-        analyses: list[Analysis] = [self]
-        for basis in bases_of(self.arms):
-            if basis != self.basis:
-                numbers = {"num_draws": self.num_draws, "seed": self.seed}
-                other = Analysis(self.given, self.condition, basis=basis, others=self.others, **numbers)
-                analyses.append(other)
-        return analyses
-
-    @property
-    def agreement(self) -> str:
-        """Say in one sentence whether the bases reach the same verdict; '' for fewer than two bases."""
-        if len(self.bases) < 2:
-            return ""
-        from probe.analysis.verdict.decision import unread
-
-        more = "; analyze --basis prints each by itself"
-        words = {analysis.basis: analysis.verdict.word for analysis in self.bases}
-        causes = {analysis.basis: unread(analysis) for analysis in self.bases}
-        closed = [f"in {basis} nothing can be read ({cause[1]})" for basis, cause in causes.items() if cause]
-        if closed:
-            return f"The bases are not compared: {'; '.join(closed)}{more}"
-        if len({*words.values()}) == 1:
-            return f"The bases agree: {self.verdict.word} in {' and '.join(words)}{more}"
-        return f"The bases do not agree: {', '.join(f'{word} in {basis}' for basis, word in words.items())}{more}"
-
     @property
     def failed(self) -> bool:
         """Return True if the verdict argues against a GO; UNDERPOWERED and LIKELY leave it open."""
@@ -285,10 +252,6 @@ class Analysis:
         """Return plain lists, dicts, numbers and None; `estimates` lists the estimates of every family."""
         plain: dict[str, Any] = {name: _plain(getattr(self, name)) for name in JSON_KEYS}
         plain["estimates"] = [{"family": family, **asdict(row)} for family in FAMILIES for row in self.of(family)]
-        plain["bases"] = []
-        for analysis in self.bases:
-            about = {"basis": analysis.basis, "arm": analysis.measured_arm}
-            plain["bases"].append({**about, "verdict": _plain(analysis.verdict)})
         return plain
 
 
@@ -303,7 +266,6 @@ def analyze(
     condition: str | None = None,
     *,
     basis: Basis | None = None,
-    num_draws: int = NUM_DRAWS,
     seed: int = 0,
     others: Sequence[Run] = (),
 ) -> Analysis:
@@ -316,7 +278,6 @@ def analyze(
         run: the result of `probe.replay` or `probe.read_run`, a path, or a name in out/runs.
         condition: the loss variant; None = the primary one.
         basis: analyze only the arms in this basis; None: all arms, with the verdict in the measured arm's basis.
-        num_draws: draws of each permutation null.
         seed: seed of the draws, the sampled sign flips and the bootstraps.
         others: further runs; trainings that differ only in their arm must have the same first step.
 
@@ -328,7 +289,7 @@ def analyze(
     if basis is not None and basis not in bases_of(arms):
         fix = "replay the same pools with such an arm: projected for svd, projected-lora for lora"
         raise InputError(run.path, expected=f"an arm along v_hack in the basis {basis}", found=", ".join(arms), fix=fix)
-    analysis = Analysis(run, condition, basis=basis, num_draws=num_draws, seed=seed, others=others)
+    analysis = Analysis(run, condition, basis=basis, seed=seed, others=others)
     _ = analysis.verdict  # raises errors about the run's files here
     return analysis
 

@@ -35,7 +35,7 @@ Labels = tuple[str, bool | None, bool | None, bool | None, int | None]  # the la
 
 
 TRAINS = "the run trains: its steps are autocorrelated, the run is the unit"
-HAAR = "Haar directions"  # appears in the names of estimates
+HAAR = "Haar"  # appears in the names of estimates
 HACK_DIFFERENCE, PURE_HACK = "hack_difference", "pure_hack_difference"
 
 
@@ -180,26 +180,6 @@ def contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False,
     rivals = _confounds(kept, sides)
     why = f"cannot be told from {', '.join(rivals)}" if rivals else found.why
     return replace(found, p=sign_flip_test([*by_prompt.values()], seed=seed), why=why)
-
-
-def haar_contrast(samples: Iterable[SampleRecord], arm: str) -> Estimate | None:
-    """Test the same difference against Haar (uniformly random) directions shared by all samples.
-
-    Two groups of gradients differ along almost every direction, so without this test any fixed direction would pass.
-    The difference is <U, D>, with D the difference of two means of unit gradients. By the triangle inequality its
-    standard deviation is at most the sum of the two sides' mean haar_sd. This upper bound makes the test conservative.
-    """
-    kept, values, sides = _sides(samples)
-    prompts = [sample.problem_id for sample in kept]
-    differences = within_prompt_differences(values, sides, prompts)
-    sds = present(sample.haar_sd for sample in kept)
-    if not differences or len(sds) < len(kept):
-        return None
-    # mean(a) - mean(b) of these values is the sum of the two mean haar_sd.
-    signed = [sd if side else -sd for sd, side in zip(sds, sides, strict=True)]
-    bounds = within_prompt_differences(signed, sides, prompts)
-    mean, sd = (float(np.mean(list(rows.values()))) for rows in (differences, bounds))
-    return haar_test(f"{HACK_DIFFERENCE}, {HAAR}", mean, sd, arm=arm)
 
 
 def _sides(samples: Iterable[SampleRecord]) -> tuple[list[SampleRecord], list[float], list[bool]]:

@@ -18,7 +18,6 @@ from probe.analysis.cosines import (
     WORDS,
     arm_cosine,
     contrast,
-    haar_contrast,
     haar_cosine,
     pure_hack_contrast,
     strength,
@@ -108,15 +107,13 @@ def _nulls(analysis: "Analysis") -> Iterator[Estimate]:
     for arm in analysis.arms:
         if (row := haar_cosine(analysis.steps, arm)) is not None:
             yield row
-        if not analysis.trains and (row := haar_contrast(_sure(analysis, arm), arm)) is not None:
-            yield row
     if (found := _measured(analysis)) is not None:
-        yield from permutation_nulls(*found, num_draws=analysis.num_draws, seed=analysis.seed)
+        yield from permutation_nulls(*found, seed=analysis.seed)
 
 
 def _modules(analysis: "Analysis") -> list[Estimate]:
     found = _measured(analysis)
-    return [] if found is None else module_cosines(*found, num_draws=analysis.num_draws, seed=analysis.seed)
+    return [] if found is None else module_cosines(*found, seed=analysis.seed)
 
 
 def _pair_sign(analysis: "Analysis") -> list[Estimate]:
@@ -203,7 +200,7 @@ FAMILIES: Mapping[str, Family] = {
         title="Nulls (random directions, one draw shared by all steps; labels permuted across pairs; 95%: values that "
         "are not within the moved null)",
         make=_nulls,
-        names=(*(f"{name}, {N2}" for name in CENTRES), *(f"{name}, {HAAR}" for name in ("cos_in", HACK_DIFFERENCE))),
+        names=(*(f"{name}, {N2}" for name in CENTRES), f"cos_in, {HAAR}"),
         form="+.3f",
     ),
     "auroc": Family(

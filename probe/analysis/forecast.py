@@ -67,14 +67,16 @@ class _Target:
         return self._by_prompt((taken * along).sum((0, 2))[:, None])
 
     def mean_lost(self, removed: Array, rows: Array) -> Array:
-        """Return the (B,) means of `lost` for many draws at once, when h differs by step.
+        """Return the (B,) means of `lost` for many draws at once.
 
         Args:
             removed: (B, M, all steps, k).
             rows: (B, M, k, N) directions.
         """
-        along = np.matmul(self.inner, rows.swapaxes(-1, -2))  # (B, M, T, k)
-        return np.einsum("bmtk,bmtk->bt", removed[:, :, self.steps], along) @ prompt_weights(self.prompts)
+        # The mean over pairs is linear in them and is taken first.
+        inner = self.inner.mean(1, keepdims=True) if self.shared else self.inner
+        along = np.matmul(inner, rows.swapaxes(-1, -2))  # (B, M, 1 or T, k)
+        return (removed[:, :, self.steps] * along).sum((1, 3)) @ prompt_weights(self.prompts)
 
     def total(self) -> Array:
         """Return (C, H) <g, h> by prompt."""
@@ -109,12 +111,14 @@ def forecast(
         return []
     drawn = redrawn(pairs, num_draws, seed)
     targets = _targets(linked)
-    law = _Law(side=side, overshoot=overshoot, weights=prompt_weights(linked.prompts), totals=_unit(linked.totals))
+    projection = _Projection(
+        side=side, overshoot=overshoot, weights=prompt_weights(linked.prompts), totals=_unit(linked.totals)
+    )
     v_hack = drawn.truth.rows
-    removed = law.removed(v_hack)
-    size = float(law.sizes(removed)[0])
-    halves, _ = law.mean_lost(drawn.halves, targets)
-    permuted, sizes = law.mean_lost(drawn.permuted, targets)
+    removed = projection.removed(v_hack)
+    size = float(projection.sizes(removed)[0])
+    halves, _ = projection.mean_lost(drawn.halves, targets)
+    permuted, sizes = projection.mean_lost(drawn.permuted, targets)
     # Match the norm that v_hack removes, whatever the draw would remove by itself.
     scale = ratio(np.array(size), sizes, otherwise=0.0)
     rows = []
@@ -125,7 +129,7 @@ def forecast(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Law:
+class _Projection:
     """A projection at fixed strength on a run's unit-norm steps, along many directions."""
 
     side: Side
@@ -145,18 +149,12 @@ class _Law:
         """Return {target: (B,) mean gain removed} and the (B,) removed norms."""
         lost: dict[str, list[Array]] = {name: [] for name in targets}
         sizes = []
-        # For targets shared by all steps, the mean over pairs and prompts is linear in both and is taken first.
-        shared = {name: target.inner.mean(1)[:, :, None] for name, target in targets.items() if target.shared}
         for part in draws.parts(self.totals.norms.shape[1]):
             rows = part.rows
             removed = self.removed(rows)
             sizes.append(self.sizes(removed))
-            mean = np.matmul(self.weights, removed)  # (B, M, k)
             for name, target in targets.items():
-                if target.shared:
-                    lost[name].append((mean * np.matmul(rows, shared[name])[..., 0]).sum((1, 2)))
-                else:
-                    lost[name].append(target.mean_lost(removed, rows))
+                lost[name].append(target.mean_lost(removed, rows))
         return {name: np.concatenate(parts) for name, parts in lost.items()}, np.concatenate(sizes)
 
 
@@ -191,7 +189,7 @@ def held_out_margin(pairs: PairGram) -> tuple[Array, Array]:
     return gradients.inner / norm[:, None], norm
 
 
-def paid_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleRecord], bool]) -> Array | None:
+def rewarded_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleRecord], bool]) -> Array | None:
     """Return (G,) weights for the mean over one kind of rewarded samples in a group; None without such samples."""
     group = [linked.samples[row] for row in step.rows]
     picked = np.array([sample.advantage > 0 and sample.sure and chosen(sample) for sample in group])
@@ -202,7 +200,7 @@ def _sample_target(linked: Linked, chosen: Callable[[SampleRecord], bool]) -> _T
     """Return each group's unit-norm mean over one kind of rewarded samples; None if no group has any."""
     inner, progress, prompts, numbers = [], [], [], []
     for number, step in enumerate(linked.steps):
-        mean = paid_mean(linked, step, chosen)
+        mean = rewarded_mean(linked, step, chosen)
         if mean is None:
             continue
         gram = linked.read(step.record.step)

@@ -20,11 +20,10 @@ from itertools import product
 import numpy as np
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.cosines import HACK_DIFFERENCE, PURE_HACK, present
+from probe.analysis.cosines import present
 from probe.analysis.estimate import Estimate, difference, mean_of, welch
 from probe.analysis.families import FAMILIES
 from probe.analysis.fields import by_prompt, field_names, number_of
-from probe.analysis.statistics.intervals import prompt_means
 from probe.analysis.statistics.thresholds import MIN_SEEDS
 from probe.analysis.training_runs import ELO_GAP, MOVED, PLACES, RATES
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, change_of, excess_of, mean_rate
@@ -35,7 +34,6 @@ from replay_pools.environments.loopholes import LOOPHOLES
 LARGEST, SMALLEST, STEPS = "largest ", "smallest ", "steps"
 FINAL_KL, KL_SHARE = "kl/final", "kl/share_of_base"
 OF_A_RUN = (FINAL_KL, KL_SHARE, ELO_GAP, *MOVED.values())  # numbers that a training has once
-BY_PROMPT = (HACK_DIFFERENCE, PURE_HACK)  # estimates of a family with one value per prompt
 CAPPED = "adv_cap_fraction"  # a share that is 0 whatever the rewards if the cap never binds
 
 
@@ -58,7 +56,7 @@ def names(*, trains: bool) -> list[str]:
     """Return every name that a criterion on a training, or on a replay, may use."""
     of_run = [*rate_names(), *OF_A_RUN] if trains else []
     extremes = [prefix + name for prefix in (LARGEST, SMALLEST) for name in (*field_names(), *of_run)]
-    families = [*BY_PROMPT] if trains else [*family_names()]
+    families = [] if trains else [*family_names()]
     return [*dict.fromkeys([*families, *field_names(), *of_run, STEPS, *extremes])]
 
 
@@ -68,13 +66,8 @@ def describes(name: str) -> bool:
 
 
 def of_measured_arm(name: str) -> bool:
-    """Return True if a replay measures the estimate for the arm that stands for vanilla only."""
+    """Return True if a replay measures the estimate for the arm that stands for vanilla only: two sides have no two."""
     return name in family_names() and name not in field_names()
-
-
-def may_differ(name: str) -> bool:
-    """Return True if the estimate can be compared between two sides of a replay."""
-    return not of_measured_arm(name) or name in BY_PROMPT
 
 
 def of_replay(name: str, *sides: tuple[str, Sequence[Analysis]]) -> Estimate:
@@ -84,7 +77,7 @@ def of_replay(name: str, *sides: tuple[str, Sequence[Analysis]]) -> Estimate:
     """
     if describes(name):
         return _described(name, sides)
-    if not may_differ(name):
+    if of_measured_arm(name):
         arm, runs = sides[0]
         if len(runs) > 1:
             return Estimate(name=name, arm=arm, why=f"{len(runs)} runs measure it, and it has no value by prompt")
@@ -100,7 +93,7 @@ def of_replay(name: str, *sides: tuple[str, Sequence[Analysis]]) -> Estimate:
 
 def are_identical(name: str, *sides: tuple[str, Sequence[Analysis]]) -> bool:
     """Return True if an estimate of a replay has the same value on both sides, in every prompt."""
-    tables = [_by_prompt(name, *side) for side in sides if not describes(name) and may_differ(name)]
+    tables = [_by_prompt(name, *side) for side in sides if not describes(name) and not of_measured_arm(name)]
     return len(tables) == 2 and bool(tables[0]) and tables[0] == tables[1]
 
 
@@ -157,9 +150,6 @@ def _of_run(name: str, arm: str, run: Analysis) -> float | None:
         return _mean(values[-max(1, len(values) // 4) :])
     if name == KL_SHARE:
         return _share_of_base(steps)
-    if name in BY_PROMPT:
-        row = run.get("contrasts", name, arm)
-        return None if row is None else row.value
     return _mean(present(number_of(step, name) for step in steps)) if name in field_names() else None
 
 
@@ -181,14 +171,7 @@ def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
 
 def _by_prompt(name: str, arm: str, runs: Sequence[Analysis]) -> Mapping[str, float]:
     """Return {prompt: mean of a number over its steps in all runs}."""
-    if name not in BY_PROMPT:
-        return by_prompt((step for run in runs for step in run.steps if step.arm == arm), name)
-    rows = [run.get("contrasts", name, arm) for run in runs]
-    tables = [row.parts for row in rows if row is not None]
-    values = [value for table in tables for value in table.values()]
-    return {
-        str(prompt): value for prompt, value in prompt_means(values, [p for table in tables for p in table]).items()
-    }
+    return by_prompt((step for run in runs for step in run.steps if step.arm == arm), name)
 
 
 def _described(name: str, sides: Sequence[tuple[str, Sequence[Analysis]]]) -> Estimate:

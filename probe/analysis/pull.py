@@ -45,12 +45,12 @@ from probe.analysis.statistics.geometry import (
     Axes,
     PairGram,
     cosines,
+    extract,
     held_out_gradients,
-    svd_axes,
     weighted,
 )
 from probe.analysis.statistics.intervals import (
-    MANY,
+    MAX_PROMPTS,
     Array,
     Interval,
     errors_beyond,
@@ -63,7 +63,7 @@ from probe.analysis.statistics.intervals import (
 )
 from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_samples, redrawn, true_labels
 from probe.analysis.statistics.overlap import overlaps
-from probe.analysis.statistics.permutation import paid_labels
+from probe.analysis.statistics.permutation import rewarded_labels
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.analysis.statistics.significance import effects_by_prompt
 from probe.records.records import SampleRecord
@@ -143,7 +143,7 @@ def _benign_weights(step: LinkedStep, samples: list[SampleRecord]) -> Array:
 
 def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Estimate:
     """Return the share `contrast`, from the rewarded samples."""
-    labels = paid_labels(linked)
+    labels = rewarded_labels(linked)
     samples = [linked.samples[i] for i in labels.rows]
     num_hacks = int(labels.hacked.sum())
     if not labels.both_sides:
@@ -179,7 +179,7 @@ def trivial_scores(samples: Sequence[SampleRecord]) -> dict[str, list[float]]:
 
 def overlap_of(linked: Linked) -> list[Estimate]:
     """Return, for each trivial score, the overlap of rewarded hacks with clean answers (`statistics.overlap`)."""
-    labels = paid_labels(linked)
+    labels = rewarded_labels(linked)
     samples = [linked.samples[i] for i in labels.rows]
     if not labels.both_sides:
         return []
@@ -269,13 +269,13 @@ def needed(share: Estimate, above: float, below: float) -> Needed | None:
 
 
 def pairs_to_reach(share: Estimate) -> int | None:
-    """Return how many held-out pairs separate the reference from 0; None for a wrong sign, or more than MANY."""
+    """Return how many held-out pairs separate the reference from 0; None for a wrong sign, or more than MAX_PROMPTS."""
     parts = share.parts
     if parts["ceiling"] <= 0 or not parts.get("sd_ceiling"):
         return None
     held_out = parts["num_held_out"]
     one = parts["sd_ceiling"] ** 2 + held_out * parts["sd_pairs_ceiling"] ** 2
-    counts = np.arange(max(held_out, 2), MANY)
+    counts = np.arange(max(held_out, 2), MAX_PROMPTS)
     return first_count(counts, parts["ceiling"] ** 2 > errors_beyond(counts - 1) ** 2 * one / counts)
 
 
@@ -290,7 +290,7 @@ def _prompts(share: Estimate, threshold: float, pairs: int) -> int | None:
     of_pairs = threshold**2 * sd_ceiling**2 / held_out
     of_pairs += (sd_pairs**2 + threshold**2 * sd_pairs_ceiling**2 - 2 * threshold * both) / pairs
     distance = abs(measured - threshold * ceiling)
-    counts = np.arange(max(share.n, 2), MANY)
+    counts = np.arange(max(share.n, 2), MAX_PROMPTS)
     variances = sd_prompts**2 / counts + of_pairs
     return first_count(counts, distance**2 > errors_beyond(np.minimum(counts, held_out) - 1) ** 2 * variances)
 
@@ -323,15 +323,15 @@ def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) 
     if others.held_out.all():
         return ceiling
     differences, _, _ = held_out_gradients(replace(pairs, held_out=of_kind))
-    values = cosines(svd_axes(others, *true_labels(others)), differences)[0]
+    values = cosines(extract(others, *true_labels(others)).axes(), differences)[0]
     if np.isnan(values).any():
         return ceiling
     values = np.array([*prompt_means(values, pairs.clusters[of_kind].tolist()).values()])
     mean = float(values.mean())
     if not varies(values) or not can_be_halved(others):
         return replace(ceiling, value=mean, why="fewer than two pairs")
-    halves = svd_axes(others, *half_samples(others, NUM_HALVES, np.random.default_rng(seed)))
-    drawn = cosines(halves, differences).mean(1)
+    halves = extract(others, *half_samples(others, NUM_HALVES, np.random.default_rng(seed)))
+    drawn = cosines(halves.axes(), differences).mean(1)
     variance = values.var(ddof=1) / len(values) + drawn[~np.isnan(drawn)].var(ddof=1)
     half = student_quantile(0.95, len(values) - 1) * float(np.sqrt(variance))
     return replace(ceiling, value=mean, why="", interval=Interval(low=mean - half, high=mean + half))

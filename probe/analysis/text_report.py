@@ -21,9 +21,9 @@ def format_verdict(analysis: Analysis, most: int | None = MOST_CAVEATS) -> str:
         f"run {analysis.run}{condition}: {analysis.num_steps} groups of {analysis.num_prompts} prompts, "
         f"arms {', '.join(analysis.arms) or 'none'}, loss {', '.join(analysis.loss_types) or 'none'}"
     )
-    verdict, bases = analysis.verdict, render_table(basis_table(analysis))
-    lines = [*wrap(head), "", *verdict_lines("VERDICT", verdict), "", *([bases, ""] if bases else [])]
-    return "\n".join([*lines, *note_lines(verdict, most=most)]) + "\n"
+    verdict = analysis.verdict
+    lines = [*wrap(head), "", *verdict_lines("VERDICT", verdict), "", *note_lines(verdict, most=most)]
+    return "\n".join(lines) + "\n"
 
 
 def format_analysis(analysis: Analysis) -> str:
@@ -139,15 +139,3 @@ def heldout_table(analysis: Analysis) -> TextTable:
         "hackward_frac along random directions)"
     )
     return TextTable(name="held-out", title=title, header=header, rows=rows, left=3)
-
-
-def basis_table(analysis: Analysis) -> TextTable:
-    """Return the verdict in every basis with its numbers, for a run that measures in several."""
-    rows = []
-    for row in analysis.bases if len(analysis.bases) > 1 else []:
-        shares = (row.get("shares", name) for name in ("pull", "contrast"))
-        removed = (row.get("removed", f"removed/{name}") for name in ("margin", "honest"))
-        cells = [*(shown(share, ".2f") for share in shares), *(shown(share, ".0%") for share in removed)]
-        rows.append((row.basis, row.verdict.word, *cells))
-    header = ("basis", "verdict", "pull", "contrast", "margin removed", "honest removed")
-    return TextTable(name="bases", title=analysis.agreement, header=header, rows=rows, left=2)

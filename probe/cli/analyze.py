@@ -19,16 +19,9 @@ MOST_NAMES = 3  # names of runs in the name of a report
 
 
 def analysis_options(function: AnyFunction) -> AnyFunction:
-    """Add `--draws --seed` and the argument `runs: tuple[Path, ...]`."""
+    """Add `--seed` and the argument `runs: tuple[Path, ...]`."""
     for option in (
         click.option("--seed", default=0, show_default=True, help="Seed draws, sampled sign flips and bootstraps."),
-        click.option(
-            "--draws",
-            type=click.IntRange(99),
-            default=399,
-            show_default=True,
-            help="Draw each null, N2 to N4, so many times.",
-        ),
         click.argument(
             "runs",
             nargs=-1,
@@ -57,7 +50,7 @@ def joined_name(runs: Sequence[Run]) -> str:
 @click.command()
 @analysis_options
 @click.option(
-    "--basis", type=click.Choice(BASES), help="Judge the arms of RUN in this basis alone. Default: vanilla's first."
+    "--basis", type=click.Choice(BASES), help="Judge the arms of RUN in this basis. Default: vanilla's, if it ran."
 )
 @click.option("--full", is_flag=True, help="Print all caveats, and the measures, nulls and tables behind the verdict.")
 @click.option(
@@ -70,7 +63,6 @@ def joined_name(runs: Sequence[Run]) -> str:
 def analyze(
     ctx: click.Context,
     runs: tuple[Path, ...],
-    draws: int,
     seed: int,
     basis: Basis | None,
     full: bool,
@@ -91,7 +83,7 @@ def analyze(
 
       probe analyze spec/experiments/phase2.toml --write
     """
-    settings = {"num_draws": draws, "seed": seed}
+    settings = {"seed": seed}
     spec_file = spec_among(runs)
     if spec_file is not None:
         failed = _spec(spec_file, out, settings, write, as_json)

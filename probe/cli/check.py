@@ -20,7 +20,7 @@ from replay_pools.pool import Pool
 if TYPE_CHECKING:
     from replay_pools.logs.importing import CheckedLog
 
-NULLS = {"num_draws": 399, "seed": 0}  # the defaults of `probe analyze`
+ANALYSIS = {"seed": 0}  # the default of `probe analyze`
 
 
 @click.command(cls=SettingsCommand)
@@ -127,7 +127,7 @@ def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
     from probe.analysis.verdict.next_step import direction
     from probe.report.build import write_report
 
-    contents = report_of_runs([directory], name, NULLS, report_command((directory,), name, out, NULLS))
+    contents = report_of_runs([directory], name, ANALYSIS, report_command((directory,), name, out, ANALYSIS))
     written = write_report(contents, out)
     (analysis,) = contents.analyses
     if as_json:

@@ -43,7 +43,6 @@ def report(
     name: str | None,
     figures: "Format",
     tables: str | None,
-    draws: int,
     seed: int,
     out: Path,
     as_json: bool,
@@ -71,7 +70,7 @@ def report(
     from probe.report.build import write_report
     from probe.report.inputs import label_of
 
-    settings = {"num_draws": draws, "seed": seed}
+    settings = {"seed": seed}
     spec_file = spec_among(runs)
     command = report_command(runs, name, out, settings)
     if spec_file:
@@ -153,5 +152,4 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
 def report_command(runs: tuple[Path, ...], name: str | None, out: Path, settings: dict[str, Any]) -> str:
     """Return the command that writes the same report, to print in the report."""
     parts = ["probe", "report", *map(str, runs), *(["--name", name] if name else []), "--out", str(out)]
-    parts += ["--draws", str(settings["num_draws"]), "--seed", str(settings["seed"])]
-    return shlex.join(parts)
+    return shlex.join([*parts, "--seed", str(settings["seed"])])

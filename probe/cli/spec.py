@@ -23,12 +23,6 @@ if TYPE_CHECKING:  # numpy, scipy and submitit are too slow for a help text
 
 @click.command()
 @click.argument("target", metavar="SPEC|RUN", type=click.Path(path_type=Path))
-@click.option(
-    "--run",
-    type=click.Path(path_type=Path),
-    help="Take the hours from this run (a path, or a name in OUT/runs). Default: from finished runs of the spec, else "
-    "from runs with steps as large.",
-)
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @click.option(
     "--spec",
@@ -44,7 +38,6 @@ if TYPE_CHECKING:  # numpy, scipy and submitit are too slow for a help text
 def plan(
     ctx: click.Context,
     target: Path,
-    run: Path | None,
     check: bool,
     spec_file: Path | None,
     effect: float | None,
@@ -73,7 +66,7 @@ def plan(
         target = written = spec_file.with_suffix(".toml") if spec_file else default
         _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
-    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out))
+    spec_plan = make_plan(spec, out)
     if as_json:
         echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
     else:
@@ -106,13 +99,12 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
         f"{spec_plan.runs} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
         f"seeds {', '.join(map(str, spec.seeds))}{''.join(more)}; sha256 {spec_plan.sha256[:12]}"
     )
-    for title, effects in (("this spec", spec_plan.effects), ("what a GO buys", spec_plan.go_effects)):
-        if effects:
-            echo(f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided: {title}")
-            rows = []
-            for effect in effects:
-                rows.append((effect.n, f"{effect.smallest:.3g}", "planned" if effect.planned else ""))
-            echo_table(("seeds", "effect", ""), rows)
+    if spec_plan.effects:
+        echo(f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided")
+        rows = []
+        for effect in spec_plan.effects:
+            rows.append((effect.n, f"{effect.smallest:.3g}", "planned" if effect.planned else ""))
+        echo_table(("seeds", "effect", ""), rows)
     echo()
     for where, why in spec_plan.vacuous.items():
         echo(f"  VACUOUS  {where}: {why}")
@@ -166,7 +158,6 @@ def sweep(
     """
     from probe.experiments.jobs import command_of, input_faults, pool_jobs, run_jobs, sweep_folder, write_settings
     from probe.experiments.load import load_spec
-    from probe.experiments.verdict import verdict_of
 
     spec = load_spec(spec_file)
     if print_jobs:
@@ -202,7 +193,6 @@ def sweep(
         num_jobs=num_jobs,
         launch=launch,
         gpus=visible_gpus() if cluster == "local" else (),
-        verdict_of=lambda criterion: verdict_of(criterion, spec, out),
         show=show,
     )
     if spec.settings["verb"] == "train":

@@ -19,13 +19,11 @@ from probe.analysis.training_runs import shared_settings
 from probe.experiments.jobs import Job
 from probe.experiments.spec import Spec
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
-from probe.records.timings import starts_of
 from probe.settings.arms import ARMS
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
 
 Cell = tuple[str, str]  # (condition, arm)
-ARM, BASIS = "arm", "basis"
 ONE_THING = {"control": "objective", "planning_phrases": "objective"}  # tables that change one thing together
 # The arm decides `intervention`; the other keys do not change a run's numbers.
 NOT_COMPARED = ("intervention", "checkpoints", "seed", "verb", "preregistered", "token_attribution")
@@ -41,15 +39,11 @@ def unmatched(spec: Spec) -> list[str]:
     sentences = []
     for cell in cells:
         different = _things(spec, cell, spec.baseline)
-        if len(different) < 2 or any(_things(spec, cell, other) == {ARM: ""} for other in idle):
+        if len(different) < 2 or any(_things(spec, cell, other) == {"arm": []} for other in idle):
             continue
-        fix = "change one at a time"
-        if _acts(cell[1]):
-            same_basis = [name for name, arm in ARMS.items() if arm.basis == ARMS[cell[1]].basis and not _acts(name)]
-            fix = f"{same_basis[0]} under {cell[0]} would say what the rest does" if same_basis else fix
-        listed = "; ".join(f"{name}{keys}" for name, keys in different.items())
+        listed = "; ".join(f"{name} ({_named(keys)})" if keys else name for name, keys in different.items())
         named = f"{cell[1]} ({cell[0]}) differs from {spec.baseline[1]} ({spec.baseline[0]})"
-        sentences.append(f"UNMATCHED: {named} in several things: {listed}; {fix}")
+        sentences.append(f"UNMATCHED: {named} in several things: {listed}; change one at a time")
     return sentences
 
 
@@ -77,27 +71,19 @@ def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
 
 
 def _uneven(spec: Spec, done: Sequence[Job], manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return sentences on trainings with unequal parameter counts, and on seeds trained by several commits."""
+    """Return a sentence for each training arm with another number of parameters than the baseline."""
     if spec.baseline is None or spec.settings["verb"] != "train":
         return []
-    capacities: dict[Cell, str] = {}
-    commits: dict[int | None, dict[str, list[str]]] = {}  # {seed: {commit: runs}}
-    for run in done:
-        if (capacity := manifests[run.name].get("num_coordinates")) is not None:
-            counts = (f"{count:,} parameters ({basis})" for basis, count in capacity.items())
-            capacities[run.conditions[0], run.arms[0]] = ", ".join(counts)
-        for commit in dict.fromkeys(start.commit for start in starts_of(run.directory) if start.commit):
-            commits.setdefault(run.seed, {}).setdefault(commit, []).append(f"{run.arms[0]} ({run.conditions[0]})")
-    sentences, expected = [], capacities.get(spec.baseline)
-    for (condition, arm), capacity in capacities.items():
-        if expected is not None and capacity != expected:
-            baseline = f"{spec.baseline[1]} ({spec.baseline[0]})"
-            sentences.append(f"CAPACITY: {arm} ({condition}) trains {capacity}, {baseline} {expected}")
-    for seed, runs_of in commits.items():
-        if len(runs_of) > 1:
-            parts = "; ".join(f"{commit[:7]} {_named(names)}" for commit, names in runs_of.items())
-            sentences.append(f"CODE: the runs of seed {seed} were made by {len(runs_of)} versions: {parts}")
-    return sentences
+    counted = {(run.conditions[0], run.arms[0]): manifests[run.name].get("num_coordinates") for run in done}
+    texts = {
+        cell: ", ".join(f"{n:,} parameters ({basis})" for basis, n in (counted[cell] or {}).items()) for cell in counted
+    }
+    (condition, arm), expected = spec.baseline, texts.get(spec.baseline)
+    return [
+        f"CAPACITY: {cell[1]} ({cell[0]}) trains {text}, {arm} ({condition}) {expected}"
+        for cell, text in texts.items()
+        if expected and text not in ("", expected)
+    ]
 
 
 def _named(names: Sequence[str]) -> str:
@@ -110,23 +96,17 @@ def _acts(arm: str) -> bool:
     return ARMS[arm].projects or ARMS[arm].at_deployment
 
 
-def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, str]:
+def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, list[str]]:
     """Return {thing: its keys} for everything in which two cells differ."""
-    arms = [ARMS[arm] for _, arm in (cell, other)]
-    things: dict[str, str] = {}
-    if _does(spec, cell) != _does(spec, other):
-        things[ARM] = ""
-    if arms[0].basis != arms[1].basis:
-        things[BASIS] = f" {arms[0].basis}"
+    basis, other_basis = (ARMS[arm].basis for _, arm in (cell, other))
+    things: dict[str, list[str]] = {} if _does(spec, cell) == _does(spec, other) else {"arm": []}
+    if basis != other_basis:
+        things["basis"] = [basis]
     here, there = (flat(asdict(spec.resolved[condition].config)) for condition, _ in (cell, other))
-    keys: dict[str, list[str]] = {}
     for key in {**here, **there}:
         table = key.partition(".")[0]
         if table not in NOT_COMPARED and here.get(key) != there.get(key):
-            keys.setdefault(ONE_THING.get(table, table), []).append(key)
-    for table, different in keys.items():
-        more = ", ..." if len(different) > MOST_NAMED else ""
-        things[table] = f" ({', '.join(different[:MOST_NAMED])}{more})" if different != [table] else ""
+            things.setdefault(ONE_THING.get(table, table), []).append(key)
     return things
 
 

@@ -233,7 +233,6 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
         # Groups need all pools of a condition.
         if all(there) and made.isdisjoint(condition.pools):
             is_sound(place, stored_groups, condition, out_dir)
-            is_sound(place, _check_surprise, condition, out_dir)
         if config.intervention.v_hack is not None:
             is_sound(place, resolve_directions, config.intervention.v_hack, out_dir)
         configs += [] if isinstance(config, ReplayConfig) else [config]
@@ -245,15 +244,6 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
 def _check_pool(pool: str, out_dir: Path) -> None:
     if not resolve_pool(pool, out_dir).is_dir():
         raise InputError(f"pool {pool}", expected="a directory", found="no such directory")
-
-
-def _check_surprise(condition: ResolvedCondition, out_dir: Path) -> None:
-    """Refuse a reward by the record of a problem, if none comes back, before the first run."""
-    config = condition.config
-    if isinstance(config, TrainConfig) and config.objective.reward == "surprise":
-        from probe.runs.training_inputs import TrainingInputs  # brings torch, which no other check needs
-
-        TrainingInputs(config, out_dir, out_dir)
 
 
 def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:

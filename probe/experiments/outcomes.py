@@ -9,10 +9,8 @@ table keeps the first and the last evaluation of each run. Every published rate 
 
 import csv
 import io
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import fmean
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -102,16 +100,3 @@ def read_outcomes(path: Path) -> list[Outcome]:
         first = error.errors()[0]
         where = f"{path} line {int(first['loc'][0]) + 2}"  # +2: the header, and counting from 1
         raise InputError(where, expected="numbers", found=repr(first["input"])) from error
-
-
-def final_rates(rows: Iterable[Outcome], spec: str, condition: str, arm: str) -> dict[int, tuple[float, float]]:
-    """Return {seed: (hack rate, solve rate)} of one cell after its last step, as means over held-out problems."""
-    by_seed: dict[int, dict[int, list[Outcome]]] = {}
-    for row in rows:
-        if (row.spec, row.condition, row.arm) == (spec, condition, arm):
-            by_seed.setdefault(row.seed, {}).setdefault(row.step, []).append(row)
-    rates = {}
-    for seed, by_step in sorted(by_seed.items()):
-        last = by_step[max(by_step)]
-        rates[seed] = fmean(row.hack for row in last), fmean(row.solve for row in last)
-    return rates

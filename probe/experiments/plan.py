@@ -1,8 +1,8 @@
 """`probe spec plan`: detectable effects, hours and money of a spec. Runs nothing and loads no weights.
 
     effect    minimum detectable effect of n seeds a side at 80% power
-    hours     runs x (start + steps x seconds a step), timed in a named run, in finished runs of the spec or in runs
-              with equally large steps; otherwise runs x hours from the budget
+    hours     runs x (start + steps x seconds a step), timed in finished runs of the spec or in runs with equally large
+              steps; otherwise runs x hours from the budget
 
 `SpecPlan.notes` says why a number is missing.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from probe.analysis.statistics.significance import mde
 from probe.experiments.cautions import unmatched
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
-from probe.experiments.spec import Cost, ResolvedCondition, Spec
+from probe.experiments.spec import ResolvedCondition, Spec
 from probe.records.idle import WITHOUT_GTPO
 from probe.records.timings import MeanTimes, mean_times
 from probe.runs.alike import runs_alike, step_size
@@ -53,7 +53,6 @@ class SpecPlan:
     sha256: str
     runs: int
     effects: list[Effect]
-    go_effects: list[Effect]  # for the training that follows a GO
     prices: list[Price]
     vacuous: dict[str, str]  # {key of the file: why it makes no difference}
     notes: list[str]
@@ -63,32 +62,16 @@ class SpecPlan:
         return asdict(self) | {"vacuous": [{"where": where, "why": why} for where, why in self.vacuous.items()]}
 
 
-def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan:
-    """Plan a spec.
-
-    Args:
-        spec: the experiment.
-        out_dir: root folder with pools and finished runs of the spec.
-        run: the run to take times from; default: finished runs of the spec, else similar runs.
-
-    Raises:
-        InputError: `run` has no timed step.
-    """
+def make_plan(spec: Spec, out_dir: Path) -> SpecPlan:
+    """Plan a spec; `out_dir` is the root folder with its pools and finished runs."""
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
-    go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
-    effects = _effects(spec.budget, len(spec.seeds), "budget", notes)
-    go_effects = _effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else []
-    prices = _prices(spec, runs, out_dir, run, notes)
-    if go.seeds is not None and go.arms is not None and go.hours_per_run is not None:
-        num_runs, source = go.seeds * go.arms, "[budget.go] hours_per_run, as stated"
-        prices.append(_price("what a GO buys", go, num_runs, num_runs * go.hours_per_run, source))
+    runs = runs_of(spec, out_dir)
     return SpecPlan(
         spec=spec.name,
         sha256=spec.sha256,
         runs=len(runs),
-        effects=effects,
-        go_effects=go_effects,
-        prices=prices,
+        effects=_effects(spec, notes),
+        prices=_prices(spec, runs, out_dir, notes),
         vacuous=vacuous_parts(spec),
         notes=notes,
     )
@@ -125,26 +108,27 @@ def _never_binds(condition: ResolvedCondition) -> str:
     )
 
 
-def _effects(cost: Cost, planned: int, key: str, notes: list[str]) -> list[Effect]:
+def _effects(spec: Spec, notes: list[str]) -> list[Effect]:
     """Return the detectable effect by number of seeds; note whether the planned seeds detect the expected effect."""
-    if cost.sd is None:
-        notes.append(f"no detectable effect: [{key}] states no sd of the metric between units")
+    budget, planned = spec.budget, len(spec.seeds)
+    if budget.sd is None:
+        notes.append("no detectable effect: [budget] states no sd of the metric between units")
         return []
     effects = []
     # A single seed has no standard error.
     for n in sorted({count for count in (*SEED_COUNTS, planned) if count > 1}):
-        effects.append(Effect(n=n, smallest=mde(cost.sd, n), planned=n == planned))
+        effects.append(Effect(n=n, smallest=mde(budget.sd, n), planned=n == planned))
     smallest = next((effect.smallest for effect in effects if effect.planned), None)
-    if smallest is not None and cost.expected_effect is not None:
+    if smallest is not None and budget.expected_effect is not None:
         # Rates after training are compared with independent seeds on each side (`statistics.crossed`).
-        word = "can" if smallest <= cost.expected_effect else "CANNOT"
-        effect = f"{cost.expected_effect:g} {cost.effect_unit}".rstrip()
-        text = f"[{key}] {planned} seeds {word} see the expected effect of {effect}"
+        word = "can" if smallest <= budget.expected_effect else "CANNOT"
+        effect = f"{budget.expected_effect:g} {budget.effect_unit}".rstrip()
+        text = f"[budget] {planned} seeds {word} see the expected effect of {effect}"
         notes.append(f"{text}: the smallest detectable one is {smallest:.3g}")
     return effects
 
 
-def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
+def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, notes: list[str]) -> list[Price]:
     """Price the spec's runs and the runs up to its ceiling, by measured step times or stated hours."""
     sets: dict[str, Sequence[Job]] = {}
     for number, criterion in enumerate(spec.ceilings, 1):
@@ -152,7 +136,7 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         bought = [job for job in planned if any(is_about(job, earlier, spec) for earlier in until)]
         sets[f"up to its ceiling {criterion.name}"] = bought
     sets["this spec"] = planned
-    times, where = _times(spec, planned, out_dir, run)
+    times, where = _times(spec, planned, out_dir)
     steps = {name: _num_steps(condition, out_dir) for name, condition in spec.resolved.items()}
     if times is not None and None in steps.values():
         notes.append("hours from step times: the number of steps is not known before the pools are generated")
@@ -161,27 +145,21 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         prices = []
         for what, jobs in sets.items():
             seconds = sum(times.start + (steps[job.conditions[0]] or 0) * times.step for job in jobs)
-            prices.append(_price(what, spec.budget, len(jobs), seconds / 3600, source))
+            prices.append(_price(what, spec, len(jobs), seconds / 3600, source))
         return prices
     hours = spec.budget.hours_per_run
     if hours is None:
         notes.append(
             f"no hours and no money: no run in {out_dir / 'runs'} has timed steps as large; run 2 steps, or give "
-            "--run RUN, or hours_per_run in [budget]"
+            "hours_per_run in [budget]"
         )
         return []
     source = "[budget] hours_per_run, as stated"
-    return [_price(what, spec.budget, len(jobs), len(jobs) * hours, source) for what, jobs in sets.items()]
+    return [_price(what, spec, len(jobs), len(jobs) * hours, source) for what, jobs in sets.items()]
 
 
-def _times(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None) -> tuple[MeanTimes | None, str]:
+def _times(spec: Spec, planned: Sequence[Job], out_dir: Path) -> tuple[MeanTimes | None, str]:
     """Return mean times and a description of the runs that they come from."""
-    if run is not None:
-        if (times := mean_times([run])) is None:
-            raise InputError(
-                run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/"
-            )
-        return times, str(run)
     if (times := mean_times([job.directory for job in planned if job.complete])) is not None:
         return times, f"{times.runs} finished runs of this spec"
     settings = [asdict(condition.config) for condition in spec.resolved.values()]
@@ -201,6 +179,7 @@ def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
     return None if groups is None else groups.num_steps
 
 
-def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price:
-    money = None if cost.price_per_hour is None else hours * cost.price_per_hour
-    return Price(what=what, runs=runs, hours=hours, money=money, currency=cost.currency, source=source)
+def _price(what: str, spec: Spec, runs: int, hours: float, source: str) -> Price:
+    per_hour, currency = spec.budget.price_per_hour, spec.budget.currency
+    money = None if per_hour is None else hours * per_hour
+    return Price(what=what, runs=runs, hours=hours, money=money, currency=currency, source=source)

@@ -126,23 +126,15 @@ class SpecDecision(_Table):
         return (required,) if isinstance(required, str) else required
 
 
-class Cost(_Table):
-    """The size and price of a set of training or replay runs; missing values are measured or left out."""
+class Budget(_Table):
+    """The effect that the experiment should detect, and its price; missing values are measured or left out."""
 
-    seeds: int | None = Field(default=None, ge=1)
-    arms: int | None = Field(default=None, ge=1)
     hours_per_run: float | None = Field(default=None, gt=0)
     price_per_hour: float | None = Field(default=None, ge=0)
     currency: str = "USD"
     expected_effect: float | None = Field(default=None, gt=0)
     effect_unit: str = ""
     sd: float | None = Field(default=None, gt=0)  # of the metric between units of one arm
-
-
-class Budget(Cost):
-    """The cost of this experiment, and in `go` the cost of the training after a GO."""
-
-    go: Cost | None = None
 
 
 class Ceiling(_Table):

@@ -113,7 +113,6 @@ def sweep(
     num_jobs: int = 1,
     launch: str = COMMAND,
     gpus: Sequence[str] = (),
-    verdict_of: Callable[[Criterion], str] | None = None,
     show: Callable[[SweepState], None] = lambda table: None,
 ) -> SweepState:
     """Run all unfinished jobs and return the final table, including failed rows.
@@ -125,7 +124,6 @@ def sweep(
         num_jobs: number of jobs at a time.
         launch: the command line that starts a run, with the word {command}.
         gpus: GPUs of this machine, divided among concurrent jobs; empty: every job sees this process's GPUs.
-        verdict_of: returns a criterion's verdict on the complete runs, for a spec with a ceiling.
         show: called with the table whenever a job starts or ends.
 
     Raises:
@@ -151,7 +149,7 @@ def sweep(
             # Of two concurrent jobs, job 0 gets GPUs 0, 2, 4, ...; with more jobs than GPUs, jobs share a GPU.
             dealt = [",".join(gpus[slot % len(gpus) :: num_jobs]) if gpus else None for slot in range(num_jobs)]
             _run(waiting, engine, commands, dealt, changed)
-            table.stopped = _at_ceiling(spec, table, criterion, verdict_of) if criterion else ""
+            table.stopped = _at_ceiling(spec, table, criterion, out_dir) if criterion else ""
             if table.failed and jobs is pools:
                 table.stopped = "a pool could not be generated"
             if table.stopped:
@@ -221,15 +219,14 @@ def _end(row: JobState, submitted: Any) -> None:
     row.status = "done" if row.job.complete and not row.error else "failed"
 
 
-def _at_ceiling(
-    spec: Spec, table: SweepState, criterion: Criterion, verdict_of: Callable[[Criterion], str] | None
-) -> str:
+def _at_ceiling(spec: Spec, table: SweepState, criterion: Criterion, out_dir: Path) -> str:
     """Return the reason to stop at a criterion of the ceiling, or ""."""
     assert spec.ceiling is not None
-    assert verdict_of is not None
     if table.failed:
         return f"a run that {criterion.name} is about has failed"
-    if (verdict := verdict_of(criterion)) in spec.ceiling.others_if:
+    from probe.experiments.verdict import evaluate_spec  # only a ceiling needs it
+
+    if (verdict := evaluate_spec(spec, out_dir).verdict.finding(criterion.name).says) in spec.ceiling.others_if:
         return ""
     done = [row.status == "done" for row in table.rows if row.job.seed is not None]
     return f"at the ceiling: {criterion.name} is {verdict} after {sum(done)} of {len(done)} runs"

@@ -31,18 +31,11 @@ from probe.settings.words import Answer
 from replay_pools.base.errors import InputError
 
 Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
-# Draws of each null in the analyses for a ceiling: few are enough, because a ceiling uses values and no nulls.
-STOP_DRAWS = 99
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmOutcome:
-    """Final numbers of one arm of a training sweep: {name: one value for each of `seeds`, None if missing}."""
-
-    condition: str
-    arm: str
-    seeds: list[str]
-    values: dict[str, list[float | None]]
+# Numbers of every seed of a training sweep that are printed. To show another, add its name.
+SHOWN = (
+    *("hack_start", "hack_final", "exploit_final", "solve_final", "margin_final"),
+    *("cos_update", "hackward_frac_update", "hackward_frac_moved", "direction_overlap", "kl/mean"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +50,7 @@ class SpecVerdict:
     replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or none is complete
     arms: list[Verdict]  # every trained arm and condition against vanilla; empty for a replay
     trained: list[TrainedArm]  # the arms that `arms` judges, with the baseline first
-    outcomes: list[ArmOutcome]  # empty for a replay
+    outcomes: dict[str, dict[str, dict[str, float]]]  # {trained arm: {name of SHOWN: {seed: value}}}
 
     @property
     def primary(self) -> str:
@@ -72,30 +65,33 @@ class SpecVerdict:
         return plain
 
 
-def evaluate_spec(spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0) -> SpecVerdict:
-    """Analyse the complete runs of a sweep and judge them: `judge` of `analyse_runs`.
+def evaluate_spec(spec: Spec, out_dir: Path, seed: int = 0) -> SpecVerdict:
+    """Judge the analyses of the complete runs of a sweep; arguments and errors as `analyse_runs`."""
+    return judge(spec, out_dir, analyse_runs(spec, out_dir, seed))
+
+
+def analyse_runs(spec: Spec, out_dir: Path, seed: int = 0) -> Analyses:
+    """Analyse every complete run of a sweep under each of its conditions.
 
     Args:
-        num_draws, seed: of `probe.analysis.analyze`.
+        seed: as for `probe.analysis.analyze`.
 
     Raises:
         InputError: no run of the sweep is complete.
     """
-    return judge(spec, out_dir, analyse_runs(spec, out_dir, num_draws, seed))
-
-
-def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> Analyses:
-    """Return {(run, condition): analysis} of the complete runs; arguments and errors as `evaluate_spec`."""
     done = [run for run in runs_of(spec, out_dir) if run.complete]
     if not done:
         fix = f"run: probe spec sweep {shlex.quote(str(spec.path))}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
-    return analyse_all(done, num_draws=num_draws, seed=seed)
-
-
-def verdict_of(criterion: Criterion, spec: Spec, out_dir: Path) -> str:
-    """Return the verdict of one criterion on the complete runs, for a ceiling of the sweep."""
-    return evaluate_spec(spec, out_dir, num_draws=STOP_DRAWS).verdict.finding(criterion.name).says
+    read = [(run, read_run(run.directory)) for run in done]
+    records = [record for _, record in read]
+    analyses: dict[tuple[str, str], Analysis] = {}
+    for run, record in read:
+        for condition in run.conditions:
+            # A training run has one condition, and its records lack the spec's name for it.
+            named = None if is_training(record) else condition
+            analyses[run.name, condition] = analyze(record, named, others=records, seed=seed).settle()
+    return analyses
 
 
 def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
@@ -137,7 +133,9 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         replay=replay,
         arms=arms,
         trained=trained,
-        outcomes=_outcomes(spec, cells),
+        outcomes={
+            arm.name: {name: values for name in SHOWN if (values := by_seed(name, arm))} for arm in trained if arm.runs
+        },
     )
 
 
@@ -206,41 +204,3 @@ def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[
             remedy = config.remedy if isinstance(config, TrainConfig) else None
             arms[condition.name, arm] = of_runs(shown, arm, runs, remedy)
     return {cell: arms[cell] for cell in sorted(arms, key=lambda cell: cell != spec.baseline)}
-
-
-# Numbers in the outcomes table of a training sweep. To show another, add its name.
-SHOWN = (
-    *("hack_start", "hack_final", "exploit_final", "solve_final", "margin_final"),
-    *("cos_update", "hackward_frac_update", "hackward_frac_moved", "direction_overlap", "kl/mean"),
-)
-
-
-def _outcomes(spec: Spec, cells: Mapping[tuple[str, str], TrainedArm]) -> list[ArmOutcome]:
-    """Return the final numbers of every arm of a training sweep by seed; empty for a replay."""
-    outcomes = []
-    for condition in spec.conditions:
-        seeds = list(map(str, spec.seeds_of(condition)))
-        for arm in spec.arms_of(condition) if cells else ():
-            numbers = {name: by_seed(name, cells[condition.name, arm]) for name in SHOWN}
-            values = {name: [known.get(seed) for seed in seeds] for name, known in numbers.items() if known}
-            if values:
-                outcomes.append(ArmOutcome(condition=condition.name, arm=arm, seeds=seeds, values=values))
-    return outcomes
-
-
-def analyse_all(done: Sequence[Job], **settings: Any) -> Analyses:
-    """Analyse every run under each of its conditions.
-
-    Args:
-        done: the complete runs; training runs must start from the same state.
-        settings: keyword arguments of `probe.analysis.analyze.analyze`.
-    """
-    read = [(run, read_run(run.directory)) for run in done]
-    records = [record for _, record in read]
-    analyses: dict[tuple[str, str], Analysis] = {}
-    for run, record in read:
-        for condition in run.conditions:
-            # A training run has one condition, and its records lack the spec's name for it.
-            named = None if is_training(record) else condition
-            analyses[run.name, condition] = analyze(record, named, others=records, **settings).settle()
-    return analyses

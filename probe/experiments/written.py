@@ -1,24 +1,20 @@
-"""The verdict of a spec as text, on the terminal and in the Results of `spec/NAME.md`.
-
-format_text        output of `probe analyze SPEC`
-write_results      write the Results (`--write`)
-"""
+"""The verdict of a spec as text, for the terminal and for the Results of `spec/NAME.md` (`analyze SPEC --write`)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 
 from probe.analysis.formatting import wrap
-from probe.analysis.verdict.verdict import arm_lines, arm_sentences, finding_lines, note_lines, sentence, verdict_lines
+from probe.analysis.verdict.verdict import arm_lines, finding_lines, note_lines, verdict_lines
 from probe.experiments.register import written_decisions
 from probe.experiments.verdict import SpecVerdict
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
 
 SHA_DIGITS = 12  # digits of the spec's hash in a heading
-_HEADER = ("criterion", "role", "asked", "verdict", "n", "found")  # columns of the table below a heading
 _TRAINED = (
-    "mean (every seed): held-out rates are of the deployed weights, hack-ward measures along each arm's own directions"
+    "mean (each seed): held-out rates are of the deployed weights, hack-ward measures along each arm's own directions"
 )
 _RESULTS = re.compile(r"^## Results\n(.*?)(?=^## |\Z)", re.M | re.S)
 
@@ -42,9 +38,9 @@ def format_text(verdict: SpecVerdict) -> str:
         lines += finding_lines(finding)
     if verdict.outcomes:
         lines += ["", *wrap(f"Runs that trained, {_TRAINED}")]
-    for outcome in verdict.outcomes:
-        lines.append(f"  {outcome.condition} {outcome.arm}, seeds {', '.join(outcome.seeds)}")
-        for name, values in outcome.values.items():
+    for arm, numbers in verdict.outcomes.items():
+        lines.append(f"  {arm}")
+        for name, values in numbers.items():
             lines += wrap(f"      {name:<22}{_numbers(values)}", indent=" " * 28)
     return "\n".join(lines)
 
@@ -54,38 +50,17 @@ def _place(verdict: SpecVerdict) -> str:
     return f"{about.get('run')}, condition {about.get('condition')}"
 
 
-def format_markdown(verdict: SpecVerdict) -> str:
-    """Format the content of `format_text` as tables, for the spec's log."""
+def _numbers(values: Mapping[str, float]) -> str:
+    """Format the mean, followed by every seed's number in brackets."""
+    by_seed = ", ".join(f"{seed}: {value:.3g}" for seed, value in values.items())
+    return f"{fmean(values.values()):.3g} ({by_seed})"
+
+
+def _entry(verdict: SpecVerdict) -> str:
+    """Return the entry of the Results: a heading that `register.HEADING` reads, and the text."""
     done = sum(run.complete for run in verdict.runs)
     version = f"(spec {verdict.sha256[:SHA_DIGITS]}, {done} of {len(verdict.runs)} runs)"
-    lines = [f"### {verdict.verdict.word} {version}", "", verdict.verdict.sentence]
-    if verdict.replay is not None:
-        lines.append(f"\n**Verdict.** {sentence(_place(verdict), verdict.replay)}")
-    lines += [f"\n**Outcome.** {text}" for text in arm_sentences(verdict.arms)]
-    lines += [f"\n**Caution.** {caveat}" for caveat in verdict.verdict.caveats]
-    lines += ["", _cells(_HEADER), "|" + "---|" * len(_HEADER)]
-    for row in verdict.verdict.findings:
-        lines.append(_cells((row.name, row.role, row.question, row.says, f"{row.n} {row.unit}s", row.text)))
-    if verdict.outcomes:
-        names = list(dict.fromkeys(name for outcome in verdict.outcomes for name in outcome.values))
-        lines += ["", f"Runs that trained, {_TRAINED}.", ""]
-        lines += [_cells(("condition", "arm", *names)), "|---|---" + "|---" * len(names) + "|"]
-        for outcome in verdict.outcomes:
-            numbers = (_numbers(outcome.values.get(name, [])) for name in names)
-            lines.append(_cells((outcome.condition, outcome.arm, *numbers)))
-    return "\n".join(lines) + "\n"
-
-
-def _numbers(values: Sequence[float | None]) -> str:
-    """Format the mean, followed by every seed's number in brackets."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    return f"{sum(known) / len(known):.3g} ({' '.join('-' if value is None else f'{value:.3g}' for value in values)})"
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return f"### {verdict.verdict.word} {version}\n\n```text\n{format_text(verdict)}\n```\n"
 
 
 def write_results(verdict: SpecVerdict, spec_file: Path) -> Path:
@@ -112,7 +87,7 @@ def write_results(verdict: SpecVerdict, spec_file: Path) -> Path:
     kept = [old for old in re.split(r"(?=^### )", section[1], flags=re.M) if old.startswith("### ")]
     mark = f"(spec {verdict.sha256[:SHA_DIGITS]},"
     entries = [old.rstrip() + "\n" for old in kept if mark not in old.splitlines()[0]]
-    entries.append(format_markdown(verdict))
+    entries.append(_entry(verdict))
     results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
     write_atomic(log, (text[: section.start()] + results + text[section.end() :]).encode())
     return log

@@ -11,10 +11,10 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import TextTable, p_value, shown
 from probe.analysis.statistics.permutation import N2
-from probe.analysis.text_report import all_tables, basis_table
+from probe.analysis.text_report import all_tables
 from probe.analysis.verdict.trained import judge_arms
 from probe.analysis.verdict.trained_arms import TrainedArm, grouped
-from probe.analysis.verdict.verdict import Finding, Verdict, arm_sentences, effect_and_price
+from probe.analysis.verdict.verdict import Verdict, effect_and_price
 from probe.report.drawing import drawn
 from probe.report.facts import CLEAN, HACKED, UNLABELLED
 from probe.report.inputs import Report, label_of
@@ -75,7 +75,7 @@ def compared(report: Report) -> list[Section]:
         figures = [each for each in (drawn("alignment", family, report.analyses, "cos_in"),) if each is not None]
         runs = [_of_run(analysis) for analysis in report.drawn]
         answers = [each for run in runs for each in run["answers"]]
-        tables = {"": [table]} | {label_of(each): _lists(each) for each in report.analyses}
+        tables = {"": [table]} | {label_of(each): [_validity(each)] for each in report.analyses}
         html = _rendered("runs.html", overview=table, figures=figures, runs=runs)
         lead = "Each run is one row; its verdict is folded below."
         sections.append(
@@ -96,13 +96,12 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
     if not figures:
         return None
     tables = [table for table in (_outcomes(verdicts), _evaluations(arms)) if table.rows]
-    sentences = arm_sentences(verdicts)
     return Section(
         id="training",
         title="Training",
         lead="Rates on held-out problems, asked with the hint. Intervals are over seeds and problems; with a single "
         "seed they leave out the variation between seeds.",
-        html=_panels({"": figures}, {"": tables}, sentences=sentences),
+        html=_panels({"": figures}, {"": tables}),
         figures=figures,
         tables={"": tables},
     )
@@ -140,7 +139,7 @@ def estimates(report: Report) -> Section:
     html = _panels(by_label, tables, empty="This run has no estimate along v_hack.", num_more=num_more)
     if report.judged is not None:
         html += _rendered("criteria.html", rows=[], run={"validity": report.judged.validity})
-        tables = {label: [*of_run, *_lists(report.judged)] for label, of_run in tables.items()}
+        tables = {label: [*of_run, _validity(report.judged)] for label, of_run in tables.items()}
     return Section(
         id="estimates",
         title="Estimates",
@@ -184,34 +183,25 @@ def _of_run(analysis: Analysis) -> dict[str, Any]:
         "verdict": analysis.verdict,
         "questions": analysis.verdict.asked,
         "answers": figures_of(analysis, "verdict"),
-        "bases": basis_table(analysis),
         "validity": analysis.validity,
     }
 
 
-def _lists(analysis: Analysis) -> list[TextTable]:
-    """Return the lists of a run's verdict as tables, for the files."""
-    bases, header = basis_table(analysis), ("row", "says", "role", "asked", "n", "text")
-    rows = [_cells(row) for row in analysis.validity]
-    validity = TextTable(name="validity", title=VALIDITY, header=header, rows=rows, left=6)
-    return [*([bases] if bases.rows else []), validity]
-
-
-def _cells(row: Finding) -> tuple[str, ...]:
-    return row.name, row.says, row.role, row.question, f"{row.n} {row.unit}s" if row.unit else "", row.text
+def _validity(analysis: Analysis) -> TextTable:
+    """Return the parts of a run's measurement as a table, for the files."""
+    rows = [(part.name, part.says, part.text) for part in analysis.validity]
+    return TextTable(name="validity", title=VALIDITY, header=("part", "says", "text"), rows=rows, left=3)
 
 
 def _panels(
     figures: Mapping[str, Sequence[Any]],
     tables: Mapping[str, Sequence[TextTable]],
     *,
-    sentences: Sequence[str] = (),
     empty: str = "",
     num_more: int = 0,
 ) -> str:
     """Render figures and their folded tables, by the label of the run."""
-    context = {"sentences": sentences, "empty": empty, "num_more": num_more}
-    return render("figures.html", figures=figures, tables=tables, **context)
+    return render("figures.html", figures=figures, tables=tables, empty=empty, num_more=num_more)
 
 
 def _telling_first(arms: Sequence[TrainedArm]) -> list[TrainedArm]:

@@ -15,8 +15,15 @@ from statistics import fmean, median
 import click
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.cosines import HAAR, HACK_DIFFERENCE
-from probe.analysis.statistics.intervals import Interval, prompt_means, t_interval, wilson_interval
+from probe.analysis.cosines import HACK_DIFFERENCE, present
+from probe.analysis.statistics.intervals import (
+    Interval,
+    prompt_means,
+    t_interval,
+    wilson_interval,
+    within_prompt_differences,
+)
+from probe.analysis.statistics.nulls import haar_test
 from probe.analysis.statistics.thresholds import ALPHA
 from probe.analysis.verdict.verdict import Finding, finding_lines
 from probe.records.records import SampleRecord, StepRecord
@@ -126,14 +133,29 @@ def _among_paid(analysis: Analysis) -> Row:
     row = analysis.get("contrasts", HACK_DIFFERENCE, analysis.measured_arm)
     if row is None or row.value is None or row.p is None:
         return INCONCLUSIVE, 0, "no arm along v_hack" if row is None else row.why
-    haar = analysis.get("nulls", f"{HACK_DIFFERENCE}, {HAAR}", analysis.measured_arm)
-    chance = 1.0 if haar is None or haar.p is None else haar.p
+    chance = _haar_p(analysis.sure, row.value)
     why = "; ".join(filter(None, [f"within-prompt sign-flip p {row.p:.2g}, Haar p {chance:.2g}", row.why]))
     if max(row.p, chance) < ALPHA:
         return PASS if row.value > 0 else FAIL, row.n, f"{row:+.3f}; {why}"
     if row.low > -NEAR_ZERO and row.high < NEAR_ZERO:
         return FAIL, row.n, f"{row:+.3f}; both alike within +-{NEAR_ZERO}; {why}"
     return INCONCLUSIVE, row.n, f"{row:+.3f}; {why}"
+
+
+def _haar_p(samples: Sequence[SampleRecord], difference: float) -> float:
+    """Return the p of the difference of hacks and clean samples among A > 0 along Haar directions shared by all.
+
+    Two groups of gradients differ along almost every direction. The difference is <U, D>, with D the difference of two
+    means of unit gradients; its standard deviation is at most the sum of the two sides' mean haar_sd.
+    """
+    kept = [one for one in samples if one.advantage > 0 and one.cos_S_contrib is not None]
+    sds, sides = present(one.haar_sd for one in kept), [bool(one.hacked) for one in kept]
+    if len(sds) < len(kept):
+        return 1.0
+    # mean(a) - mean(b) of these values is the sum of the two mean haar_sd.
+    signed = [sd if side else -sd for sd, side in zip(sds, sides, strict=True)]
+    bounds = within_prompt_differences(signed, sides, [one.problem_id for one in kept])
+    return haar_test("difference", difference, fmean(bounds.values())).p or 0.0
 
 
 def _level(analysis: Analysis, *, strong: bool) -> Row:

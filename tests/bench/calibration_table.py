@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from probe.analysis.statistics.geometry import cosines, svd_axes
+from probe.analysis.statistics.geometry import cosines, extract
 from probe.analysis.statistics.intervals import (
     auroc_interval,
     t_interval,
@@ -190,8 +190,8 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
     pairs = [rng.normal(size=(42, r)) / math.sqrt(r) + hack * on for on in carries]
     steps = [rng.normal(size=(n, r)) / math.sqrt(r) + 0.6 * mu * on for on in carries]
     gram, found = pair_gram(pairs), gradients_along(pairs, steps)
-    truth = svd_axes(gram, *true_labels(gram))
-    permuted = svd_axes(gram, *label_permutations(gram, 99, rng))
+    truth = extract(gram, *true_labels(gram)).axes()
+    permuted = extract(gram, *label_permutations(gram, 99, rng)).axes()
     by_prompt = cosines(truth, found)[0]
     p = null_test("cos_in", by_prompt.mean(), cosines(permuted, found).mean(1)).p
     interval, narrow = t_interval(by_prompt), t_interval(by_prompt, level=0.9)

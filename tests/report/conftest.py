@@ -203,7 +203,7 @@ def report_of() -> Callable[..., Report]:
 
     def make(*directories: Path, name: str = "r") -> Report:
         runs = [read_run(directory) for directory in directories]
-        analyses = [analyze(run, own, num_draws=99) for run in runs for own in conditions(run)]
+        analyses = [analyze(run, own) for run in runs for own in conditions(run)]
         return Report(name=name, analyses=analyses, command="probe report ...")
 
     return make

@@ -29,7 +29,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, planted: Planted) -> tuple[st
     spec, out = planted(tmp_path_factory.mktemp("gated"), SPEC, RATES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "MOST_DRAWN", 1)
-        assert run(cli, ["report", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
+        assert run(cli, ["report", str(spec.path), "--out", str(out)]) == 0
     return (out / "reports" / "gated.html").read_text(), out / "reports" / "gated"
 
 

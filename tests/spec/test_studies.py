@@ -1,13 +1,15 @@
 """Published numbers of studies, recomputed from the tables that are shipped beside their pages."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from probe.experiments.outcomes import final_rates, read_outcomes
+from probe.experiments.outcomes import Outcome, read_outcomes
 
 STUDY = Path(__file__).parents[2] / "spec/studies/unit-sides"
 PAGE = (STUDY / "unit-sides.md").read_text(encoding="utf-8").partition("## What came of it")[2]
@@ -22,6 +24,19 @@ def rows(spec: str) -> list[tuple[str, ...]]:
 
 
 OUTCOMES = read_outcomes(STUDY / "outcomes.csv")
+
+
+def final_rates(rows: Iterable[Outcome], spec: str, condition: str, arm: str) -> dict[int, tuple[float, float]]:
+    """{seed: (hack rate, solve rate)} of one cell after its last step, as means over held-out problems."""
+    by_seed: dict[int, dict[int, list[Outcome]]] = {}
+    for row in rows:
+        if (row.spec, row.condition, row.arm) == (spec, condition, arm):
+            by_seed.setdefault(row.seed, {}).setdefault(row.step, []).append(row)
+    rates = {}
+    for seed, by_step in sorted(by_seed.items()):
+        last = by_step[max(by_step)]
+        rates[seed] = fmean(row.hack for row in last), fmean(row.solve for row in last)
+    return rates
 
 
 @pytest.mark.parametrize(("spec", "num_rows"), [("unit-sides", 10), ("emergent", 4)])

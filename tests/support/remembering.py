@@ -14,8 +14,7 @@ from probe.analysis import families, forecast, pull
 from probe.analysis.statistics import permutation, run_gradients
 
 DRAWN = {
-    "redrawn": (forecast, pull),
-    "permuted_axes": (permutation,),
+    "redrawn": (forecast, pull, permutation),
     "ceilings": (families,),
     "_pairs": (run_gradients,),
 }

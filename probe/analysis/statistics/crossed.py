@@ -29,7 +29,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Array, Interval
 from probe.analysis.statistics.thresholds import ALPHA, MIN_SEEDS, POWER
 
-MANY = 64  # seeds per arm; more are not advised
+MAX_SEEDS = 64  # seeds per arm; more are not advised
 CERTAIN = 30.0  # standard errors, beyond which power is 1 to rounding
 
 
@@ -83,9 +83,11 @@ class Comparison:
         return 1 - float(special.nctdtr(df, effect / error, special.stdtrit(df, 1 - level / 2)))
 
     def seeds_to_see(self, effect: float, level: float = ALPHA) -> int | None:
-        """Return the smallest number of seeds per side that detects `effect` with POWER; None above MANY."""
-        seeds = bisect_left(range(MANY + 1), POWER, lo=MIN_SEEDS, key=lambda number: self.power(effect, number, level))
-        return seeds if seeds <= MANY else None
+        """Return the smallest number of seeds per side that detects `effect` with POWER; None above MAX_SEEDS."""
+        seeds = bisect_left(
+            range(MAX_SEEDS + 1), POWER, lo=MIN_SEEDS, key=lambda number: self.power(effect, number, level)
+        )
+        return seeds if seeds <= MAX_SEEDS else None
 
 
 def rate(shares: ArrayLike, trials: int) -> Cells:

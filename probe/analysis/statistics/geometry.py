@@ -11,7 +11,7 @@ Shapes: B draws, M modules, k directions, p pairs of a draw, N pair gradients, S
 steps), G samples of a step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,16 +167,6 @@ def extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) 
     )
 
 
-def svd_axes(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> Axes:
-    """Return `extract(...).axes()` without holding all k directions of all draws in memory."""
-    return concatenated([part.axes() for part in _chunks(pairs, first, second)])
-
-
-def concatenated(parts: Sequence[Axes]) -> Axes:
-    """Concatenate the draws of all parts."""
-    return Axes(rows=np.concatenate([part.rows for part in parts]), kept=np.concatenate([part.kept for part in parts]))
-
-
 def weighted(step: StepGram, weights: Array) -> Gradients:
     """Return the sums sum_i weights[s, i] g_i, one per row of weights (S, G): totals of a step under S weightings."""
     # Matrix products: a search for the best contraction order takes longer than so small a sum.
@@ -212,22 +202,12 @@ def held_out_gradients(pairs: PairGram) -> tuple[Gradients, Gradients, Gradients
     )
 
 
-def mean_unit(gradients: Gradients, weights: Array) -> Array:
-    """Return the (M, N) sum of unit-norm gradients with weights (S,), as inner products with the pairs."""
-    return np.tensordot(gradients.inner, ratio(weights, gradients.norm), axes=(1, 0))
-
-
 def mean_module_unit(gradients: Gradients, weights: Array) -> Array:
-    """Return (M, N) `mean_unit` with each module's gradient scaled separately; a zero gradient counts as 0."""
-    return np.einsum("msn,ms->mn", gradients.inner, ratio(weights[None, :], gradients.norms, otherwise=0.0))
+    """Return the (M, N) weighted sum of gradients at norm 1 in each module, by their inner products with the pairs.
 
-
-def along(axes: Axes, gradient: Array) -> Array:
-    """Return the (B,) component of one gradient, given by its inner products (M, N), along each draw's global axis.
-
-    Means over cosines are such components: mean_s cos_s = <u, mean_s g_s / norm(g_s)>. NaN for a draw without an axis.
+    A zero gradient counts as 0. weights: (S,).
     """
-    return ratio(np.tensordot(axes.rows, gradient, 2), np.sqrt(axes.kept.sum(1)))
+    return np.einsum("msn,ms->mn", gradients.inner, ratio(weights[None, :], gradients.norms, otherwise=0.0))
 
 
 def along_modules(axes: Axes, gradient: Array) -> Array:

@@ -4,17 +4,6 @@ The prompt is the cluster: samples of one prompt are correlated, and an interval
 interval therefore uses one value per prompt, or leaves out one prompt at a time (the jackknife). Equal units show no
 variance: they have no interval, never one of width 0. `spec/guide/numbers.md` tabulates the coverage.
 
-A rate over units (the seeds of a training, held-out problems) is the mean of their shares, and units vary by more than
-the sampling of their outcomes. Its interval is exact where it matters: Clopper and Pearson's (1934) for an effective
-number of outcomes (Korn and Graubard 1998),
-
-    effective  share (1 - share) / variance of the mean share, at most the number of outcomes
-    adjusted   effective (z / t)^2, t with (number of units - 1) degrees of freedom
-
-so that 0 of 64 in each of three seeds is [0, .09], and in each of two [0, .70]: two seeds carry almost no information
-about seeds. Student's interval has no width there, and for a rate of 5% with an intra-seed correlation of .1 it covers
-83%.
-
 A ratio of two means has Fieller's interval. Independent sources of variation (prompts, held-out pairs, extraction
 pairs) add their covariances.
 """
@@ -33,7 +22,7 @@ from scipy import special
 from probe.analysis.statistics.thresholds import POWER
 
 Array = NDArray[np.float64]
-MANY = 800  # more prompts are not advised: the embedded environment has 881 training problems
+MAX_PROMPTS = 800  # more prompts are not advised: the embedded environment has 881 training problems
 ROUNDING = 1e-12  # relative to the largest value; smaller differences are rounding
 
 
@@ -234,8 +223,8 @@ def centred(x: Array, member: NDArray[np.intp]) -> Array:
     return x - (np.bincount(member, weights=x) / count)[member]
 
 
-def clopper_pearson(count: float, n: float, *, level: float = 0.95) -> Interval:
-    """Return the exact interval of a proportion; count and n > 0 may be fractional (Korn and Graubard 1998)."""
+def clopper_pearson(count: int, n: int, *, level: float = 0.95) -> Interval:
+    """Return the exact interval of a proportion (Clopper and Pearson 1934), n > 0."""
     tail = (1 - level) / 2
     low = special.betaincinv(count, n - count + 1, tail) if count > 0 else 0.0
     high = special.betaincinv(count + 1, n - count, 1 - tail) if count < n else 1.0
@@ -253,13 +242,13 @@ def first_count(counts: NDArray[np.intp], decides: NDArray[np.bool_]) -> int | N
 
 
 def prompts_beyond(distance: float, sd: float) -> int | None:
-    """Return the number of prompts at which a mean's interval excludes a threshold with POWER; None above MANY.
+    """Return the number of prompts at which a mean's interval excludes a threshold with POWER; None above MAX_PROMPTS.
 
     Args:
         distance: from the mean to the threshold.
         sd: standard deviation between prompts.
     """
-    counts = np.arange(2, MANY)
+    counts = np.arange(2, MAX_PROMPTS)
     return first_count(counts, distance**2 > errors_beyond(counts - 1) ** 2 * sd**2 / counts)
 
 

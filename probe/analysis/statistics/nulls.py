@@ -11,8 +11,7 @@ The drawing functions label pair gradients as hack or clean. Rows 0 .. n-1 of th
 completions, rows n .. 2n-1 the clean completions of the same pairs. No draw uses held-out pairs. Each function returns
 (first, second), each (B, p): the differences of draw b are P[first[b]] - P[second[b]].
 
-Draws depend only on the pairs and the seed, so conditions and arms of a run share them: `permuted_axes` has single
-axes in many draws, `redrawn` all k directions (v_hack, half-samples, N2).
+Draws depend only on the pairs and the seed, so conditions and arms of a run share them (`redrawn`).
 """
 
 import math
@@ -28,15 +27,13 @@ from probe.analysis.statistics.geometry import (
     Axes,
     DirectionDraws,
     PairGram,
-    concatenated,
     cosines,
     extract,
     held_out_gradients,
-    svd_axes,
 )
 from probe.analysis.statistics.intervals import Interval, clopper_pearson, prompt_means
 
-NUM_REDRAWN = 199
+NUM_REDRAWN = 199  # a p of .05 is then known to .015
 
 NORMAL_95 = float(special.ndtri(0.95))
 NORMAL_975 = float(special.ndtri(0.975))  # 5% in both tails together
@@ -176,35 +173,20 @@ class Redrawn:
 @lru_cache(maxsize=1)
 def true_axes(pairs: PairGram) -> Axes:
     """Return the axes of v_hack as a single draw."""
-    return svd_axes(pairs, *true_labels(pairs))
-
-
-@lru_cache(maxsize=1)
-def permuted_axes(pairs: PairGram, num_draws: int, seed: int) -> Axes:
-    """Return the axes of B = num_draws relabelled sets of pairs (N2): first the draws of the forecast, then others."""
-    shared = redrawn(pairs, NUM_REDRAWN, seed).permuted.axes() if can_be_halved(pairs) else None
-    taken = 0 if shared is None else min(len(shared.rows), num_draws)
-    parts = [] if shared is None else [Axes(rows=shared.rows[:taken], kept=shared.kept[:taken])]
-    if num_draws > taken:
-        rng = np.random.default_rng([seed, taken])
-        parts.append(svd_axes(pairs, *label_permutations(pairs, num_draws - taken, rng)))
-    return concatenated(parts)
+    return extract(pairs, *true_labels(pairs)).axes()
 
 
 @lru_cache(maxsize=1)
 def redrawn(pairs: PairGram, num_draws: int, seed: int) -> Redrawn:
     """Draw B = num_draws of each kind. At least two pairs must not be held out."""
-    # One generator, in this fixed order, as above.
+    # One generator, in this fixed order.
     rng = np.random.default_rng(seed)
     halves = half_samples(pairs, num_draws, rng)
     permuted = label_permutations(pairs, num_draws, rng)
     truth, halved = extract(pairs, *true_labels(pairs)), extract(pairs, *halves)
-    return Redrawn(
-        truth=truth,
-        halves=halved,
-        permuted=extract(pairs, *permuted),
-        axes=concatenated([truth.axes(), halved.axes()]),
-    )
+    parts = truth.axes(), halved.axes()
+    axes = Axes(rows=np.concatenate([one.rows for one in parts]), kept=np.concatenate([one.kept for one in parts]))
+    return Redrawn(truth=truth, halves=halved, permuted=extract(pairs, *permuted), axes=axes)
 
 
 def sign_transfer(pairs: PairGram) -> Estimate | None:

@@ -61,7 +61,7 @@ def overlaps(
 
     The value is the share of hacks with clean answers on both sides or within the caliper, over the share by chance.
     parts: `num_hacks` in prompts that hold both sides, `share`, `by_chance`, and `prompts_needed` to show a ratio like
-    this below MIN_OVERLAP (None: more than MANY).
+    this below MIN_OVERLAP (None: more than MAX_PROMPTS).
 
     Args:
         scores: {name: (rows,)}.

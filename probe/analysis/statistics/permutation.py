@@ -1,8 +1,7 @@
 """Compare the statistics of one run with their distribution under N2: directions of pairs with permuted labels.
 
-    cos_in           mean over prompts of the global signed cosine of the policy gradient
-    hack_difference  mean within-prompt difference of cos_S_contrib, hacked minus clean, among the rewarded (A > 0)
-    auroc            AUROC of cos_S_contrib for hacked among the rewarded
+    cos_in    mean over prompts of the global signed cosine of the policy gradient
+    auroc     AUROC of cos_S_contrib for hacked among the rewarded (A > 0)
 
 To add a statistic, compute it in `_statistics` and give the centre of its null in CENTRES.
 Shapes: B draws, S samples of a run, P rewarded samples, T steps, G samples of a step, M modules.
@@ -14,31 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe.analysis.estimate import Estimate
-from probe.analysis.statistics.geometry import (
-    Axes,
-    along,
-    along_modules,
-    mean_module_unit,
-    mean_unit,
-)
-from probe.analysis.statistics.intervals import Array, auroc, cluster_numbers, prompt_weights
-from probe.analysis.statistics.nulls import null_test, permuted_axes, true_axes
+from probe.analysis.statistics.geometry import Axes, PairGram, along_modules, cosines, mean_module_unit
+from probe.analysis.statistics.intervals import Array, auroc, prompt_weights
+from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, null_test, redrawn, true_axes
 from probe.analysis.statistics.run_gradients import Linked
 
-NUM_DRAWS = 399  # a p of .05 is then known to .01
 CHUNK = 1 << 20  # scores ranked at once
 N2 = "permuted pairs"  # appears in the names of estimates
 # The null's point of symmetry for each statistic; both tails of its test start there.
-CENTRES = {"cos_in": 0.0, "hack_difference": 0.0, "auroc": 0.5}
+CENTRES = {"cos_in": 0.0, "auroc": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaidLabels:
+class RewardedLabels:
     """The rewarded samples (A > 0) of a run and their labels."""
 
     rows: NDArray[np.intp]  # (P,) indices among the S samples
     hacked: NDArray[np.bool_]  # (P,)
-    prompts: NDArray[np.intp]  # (P,) number of the prompt
 
     @property
     def both_sides(self) -> bool:
@@ -46,52 +37,39 @@ class PaidLabels:
         return bool(self.hacked.any() and not self.hacked.all())
 
 
-def paid_labels(linked: Linked) -> PaidLabels:
+def rewarded_labels(linked: Linked) -> RewardedLabels:
     """Return the rewarded samples that have a gradient and a reliable label."""
     rows = []
     for i, sample in enumerate(linked.samples):
         if sample.advantage > 0 and sample.cos_S_nll is not None and sample.sure:
             rows.append(i)
-    return PaidLabels(
+    return RewardedLabels(
         rows=np.array(rows, dtype=np.intp),
         hacked=np.array([linked.samples[i].hacked for i in rows], dtype=bool),
-        prompts=cluster_numbers([linked.samples[i].problem_id for i in rows]),
     )
 
 
-def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Array]:
+def _statistics(linked: Linked, axes: Axes, labels: RewardedLabels) -> dict[str, Array]:
     """Return {statistic: (B,)} along axes drawn B times, without the statistics that the run cannot measure."""
     statistics = {}
     if linked.steps:
-        # Mean over prompts of the cosines of the steps' gradients.
-        statistics["cos_in"] = along(axes, mean_unit(linked.totals, prompt_weights(linked.prompts)))
+        statistics["cos_in"] = cosines(axes, linked.totals) @ prompt_weights(linked.prompts)
     if labels.both_sides:
         scores = linked.sample_cosines(axes, labels.rows)  # A > 0: cos_S_contrib = cos_S_nll
         parts = np.array_split(scores, 1 + scores.size // CHUNK)
         statistics["auroc"] = np.concatenate([auroc(part, labels.hacked) for part in parts])
-        as_hacked, as_clean = _difference_shares(labels.hacked, labels.prompts)
-        weights = np.where(labels.hacked, as_hacked, -as_clean)
-        if weights.any():
-            statistics["hack_difference"] = scores @ weights
     return statistics
 
 
-def _difference_shares(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> tuple[Array, Array]:
-    """Return the (P,) weights of hacked, then of clean samples in the mean within-prompt difference.
-
-    The weighted sum of hacked scores minus the weighted sum of clean scores is the mean, over the prompts that hold
-    both labels, of (mean of its hacked - mean of its clean scores).
-    """
-    num_hacked = np.bincount(prompts, weights=hacked)
-    num_clean = np.bincount(prompts, weights=~hacked)
-    both = (num_hacked > 0) & (num_clean > 0)
-    share = both / max(int(both.sum()), 1)
-    return (share / np.maximum(num_hacked, 1))[prompts], (share / np.maximum(num_clean, 1))[prompts]
+def _permuted_axes(pairs: PairGram, seed: int) -> Axes:
+    return redrawn(pairs, NUM_REDRAWN, seed).permuted.axes()
 
 
-def permutation_nulls(linked: Linked, arm: str, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> list[Estimate]:
-    """Return one estimate per statistic of an arm along v_hack, under B = num_draws relabelled sets of pairs."""
-    labels, axes = paid_labels(linked), permuted_axes(linked.pairs, num_draws, seed)
+def permutation_nulls(linked: Linked, arm: str, *, seed: int = 0) -> list[Estimate]:
+    """Return one estimate per statistic of an arm along v_hack, under B relabelled sets of at least two pairs."""
+    if not can_be_halved(linked.pairs):
+        return []
+    labels, axes = rewarded_labels(linked), _permuted_axes(linked.pairs, seed)
     observed, draws = (_statistics(linked, one, labels) for one in (true_axes(linked.pairs), axes))
     rows = []
     for name, values in draws.items():
@@ -101,12 +79,13 @@ def permutation_nulls(linked: Linked, arm: str, *, num_draws: int = NUM_DRAWS, s
     return rows
 
 
-def module_cosines(linked: Linked, arm: str, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> list[Estimate]:
+def module_cosines(linked: Linked, arm: str, *, seed: int = 0) -> list[Estimate]:
     """Return each module's mean cosine over prompts, if it keeps a direction, with z of N2; largest |z| first."""
-    truth, permuted = true_axes(linked.pairs), permuted_axes(linked.pairs, num_draws, seed)
+    truth = true_axes(linked.pairs)
     kept = np.flatnonzero(truth.kept[0])
-    if not linked.steps or not len(kept):
+    if not linked.steps or not len(kept) or not can_be_halved(linked.pairs):
         return []
+    permuted = _permuted_axes(linked.pairs, seed)
     # Mean over prompts of each module's gradient; a step without a gradient in the module counts as 0.
     means = mean_module_unit(linked.totals, prompt_weights(linked.prompts))
     observed, draws = (along_modules(axes, means)[:, kept] for axes in (truth, permuted))

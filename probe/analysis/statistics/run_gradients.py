@@ -108,7 +108,6 @@ class LinkedStep:
 
     record: StepRecord
     rows: NDArray[np.intp]  # (G,) indices of its samples among the S
-    products: Array  # (G, G) inner products of its sample gradients, over all modules
     weights: Array  # (G,) A_i w_i
     unit_weights: Array  # (G,) w_i: the loss multiplies an advantage of 1 by it
 
@@ -167,9 +166,7 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
         groups.setdefault(sample.step, []).append(sample)
     records = {record.step: record for record in steps if record.cos_in is not None}
     ordered: list[SampleRecord] = []
-    norms, cosines_of_steps = [], []
-    linked: dict[int, LinkedStep] = {}
-    totals: dict[int, Gradients] = {}
+    norms, cosines_of_steps, linked, totals = [], [], [], []
     for step, group in groups.items():
         gram = read(step)
         unit_weights = gram.weights[condition]
@@ -178,30 +175,23 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
         norms.append(gradients.norm)
         cosines_of_steps.append(cosines(axes, gradients)[0])
         if step in records:
-            totals[step] = weighted(gram, weights[None, :])
-            linked[step] = LinkedStep(
-                record=records[step],
-                rows=np.arange(len(ordered), len(ordered) + len(group)),
-                products=gram.samples.sum(0),
-                weights=weights,
-                unit_weights=unit_weights,
-            )
+            rows = np.arange(len(ordered), len(ordered) + len(group))
+            totals.append(weighted(gram, weights[None, :]))
+            linked.append(LinkedStep(record=records[step], rows=rows, weights=weights, unit_weights=unit_weights))
         ordered += group
-    # Keep the order of the step records: the draws that permute advantages depend on it.
-    order = [step for step in records if step in linked]
     num_modules, num_rows = pairs.pairs.shape[:2]
     nothing = Gradients(inner=np.zeros((num_modules, 0, num_rows)), norms=np.zeros((num_modules, 0)))
-    total = stack([nothing, *(totals[step] for step in order)])
+    total = stack([nothing, *totals])
     along_v_hack = np.concatenate(cosines_of_steps)
     sample_error = _error([sample.cos_S_nll for sample in ordered], along_v_hack)
-    step_error = _error([records[step].cos_in for step in order], cosines(axes, total)[0])
+    step_error = _error([step.record.cos_in for step in linked], cosines(axes, total)[0])
     return Linked(
         read=read,
         pairs=pairs,
         samples=ordered,
         norms=np.concatenate(norms),
         cosines=along_v_hack,
-        steps=[linked[step] for step in order],
+        steps=linked,
         totals=total,
         error=max(sample_error, step_error),
         sample_error=sample_error,

@@ -17,7 +17,6 @@ Shapes: B responses at once, rows of samples, C prompts.
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -61,23 +60,11 @@ def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: 
         for x in d:
             sums = np.concatenate([sums + x, sums - x])
         return float(np.mean(np.abs(sums) >= observed))
-    count = 0
-    for packed in _packed_signs(n, num_draws, seed):
-        positive = np.unpackbits(packed, axis=1, count=n).astype(np.float64)
+    rng, count, size = np.random.default_rng(seed), 0, max(1, CHUNK // n)
+    for start in range(0, num_draws, size):
+        positive = rng.integers(0, 2, (min(size, num_draws - start), n))
         count += int(np.sum(np.abs(2 * (positive @ d) - d.sum()) >= observed))
     return (1 + count) / (num_draws + 1)
-
-
-# Cached: the tests of a run use few distinct numbers of prompts. One bit per sign keeps many prompts small.
-@lru_cache(maxsize=16)
-def _packed_signs(n: int, num_draws: int, seed: int) -> list[NDArray[np.uint8]]:
-    """Return patterns of n signs, (rows, n bits) in blocks that fit CHUNK; 1 is a positive sign."""
-    rng = np.random.default_rng(seed)
-    size = max(1, CHUNK // n)
-    parts = []
-    for start in range(0, num_draws, size):
-        parts.append(np.packbits(rng.integers(0, 2, (min(size, num_draws - start), n)) == 1, axis=1))
-    return parts
 
 
 def effects_by_prompt(
@@ -141,7 +128,7 @@ def mde(sd: float, n: int) -> float:
     """Return the minimum detectable effect: the difference of means that a two-sided t-test at ALPHA finds with POWER.
 
     n independent units in each of two groups:  ncp = effect / (sd sqrt(2 / n)), df = 2 n - 2
-    power = P(T > t_crit) + P(T < -t_crit), T noncentral t (Cohen 1988, chapter 2; Julious 2010, chapters 3 and 4).
+    power = P(T > t_crit), T noncentral t (Cohen 1988, chapter 2; Julious 2010, chapters 3 and 4).
 
     `mde(0.15, 3)` is .46: with three runs per arm, a hack rate with standard deviation .15 between seeds has to move by
     .46 to be found. Infinite for n = 1, since one unit shows no variance.
@@ -152,22 +139,5 @@ def mde(sd: float, n: int) -> float:
     """
     if n == 1:
         return math.inf
-    return sd * math.sqrt(2 / n) * _detectable(2 * n - 2)
-
-
-@lru_cache(maxsize=256)
-def _detectable(df: int) -> float:
-    """Return the effect, in standard errors, that a t-test of `df` degrees of freedom finds with POWER."""
-    critical = special.stdtrit(df, 1 - ALPHA / 2)
-    low, high = 0.0, 1.0
-    while _power(high, df, critical) < POWER:
-        high *= 2
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _power(middle, df, critical) < POWER else (low, middle)
-    return high
-
-
-def _power(ncp: float, df: int, critical: float) -> float:
-    # T(-ncp) mirrors T(ncp).
-    return float(1 - special.nctdtr(df, ncp, critical) + special.nctdtr(df, ncp, -critical))
+    df = 2 * n - 2
+    return sd * math.sqrt(2 / n) * float(special.nctdtrinc(df, 1 - POWER, special.stdtrit(df, 1 - ALPHA / 2)))

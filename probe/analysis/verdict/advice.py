@@ -44,10 +44,7 @@ ADVICE: Mapping[tuple[str, str], str] = {
     (ANY, "plain"): "replay with advantages and gradients alone, and keep the inner products",
     (ANY, "rollouts"): "get {what}: {more}",
     (ANY, "prompts"): "replay about {prompts} prompts ({so_far} so far){what}{limit}",
-    (
-        ANY,
-        "pairs",
-    ): "use about {pairs} held-out pairs ({held_out} so far), and extract from as many times more{what}",
+    (ANY, "pairs"): "use about {pairs} held-out pairs ({held_out} so far){extract}{what}",
     (ANY, "other pairs"): "use other pairs (probe docs directions): {why}",
     (ANY, "directions"): (
         f"project out {SHOWN_REMOVED:.0%} or more of the gain on held-out hacks: {{k}} of the same pairs, or of pairs "

@@ -89,11 +89,11 @@ SCORE_NAMES = {
 RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # their shares
 TO_80 = float(ndtri(0.9) / ndtri(0.975))  # converts half of a 95% interval to half of an 80% interval
 CHANCE = 0.5  # AUROC of an uninformative score
-VAGUE_PRICE = 2.0  # width of its interval, a share, above which a cost is uninformative: a quotient by nearly 0
+VAGUE_COST = 2.0  # width of its interval, a share, above which a cost is uninformative: a quotient by nearly 0
 Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
 
 
-def unread(analysis: Analysis) -> tuple[Reason, str] | None:
+def why_unreadable(analysis: Analysis) -> tuple[Reason, str] | None:
     """Return the first reason, with its text, why there is no result along v_hack; None if alignment was measured."""
     if analysis.measured_arm is None:
         return "arm", "no arm measures along v_hack"
@@ -121,7 +121,7 @@ def unread(analysis: Analysis) -> tuple[Reason, str] | None:
 
 def questions(analysis: Analysis) -> list[Finding]:
     """Return the findings hackward, about, removable."""
-    cause = unread(analysis)
+    cause = why_unreadable(analysis)
     why = "" if cause is None else cause[1]
     return [_hackward(analysis, why), _about(analysis, why), _removable(analysis, why)]
 
@@ -260,7 +260,7 @@ def _removable(analysis: Analysis, why: str) -> Finding:
         text = "the update has no gain on held-out hacks whose interval excludes 0: there is none to remove"
     if row is not None and row.value is not None:
         number, value, p = row, row.value, row.p or 1.0
-        missing, price = price_of(analysis)
+        missing, price = cost_of(analysis)
         honest, says = analysis.get("removed", "removed/honest"), Answer.UNCLEAR
         selective = honest is None or honest.value is None or value > honest.value
         if selective and value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(number) > 0:
@@ -291,7 +291,7 @@ def own_hacks_agree(analysis: Analysis) -> bool:
     return margin is not None and own is not None and own.is_bounded and own.high >= margin.low
 
 
-def away(hackward: Finding) -> bool:
+def points_away(hackward: Finding) -> bool:
     """Return True if the update is shown to point away from the hack."""
     return hackward.number is not None and hackward.number.high < 0
 
@@ -317,7 +317,7 @@ def _all(answers: Sequence[Answer]) -> Answer:
     return min(answers, key=(Answer.NO, Answer.UNCLEAR, Answer.LIKELY, Answer.YES).index)
 
 
-def price_of(analysis: Analysis) -> tuple[str, str]:
+def cost_of(analysis: Analysis) -> tuple[str, str]:
     """Return (reason of the advice if part of the cost is missing, else empty; the cost in words)."""
     row = analysis.get("removed", "removed/honest")
     if analysis.samples and all(sample.hacked is None or sample.gt_pass is None for sample in analysis.samples):
@@ -332,7 +332,7 @@ def price_of(analysis: Analysis) -> tuple[str, str]:
     if row.high < 0:
         gain = replace(row, value=-row.value, interval=Interval(low=-row.high, high=-row.low))
         price = f"none, projection adds {gain:.0%} to their gain"
-    if row.high - row.low > VAGUE_PRICE:
+    if row.high - row.low > VAGUE_COST:
         return "price", f"{price}, an interval too wide to say how much they lose"
     return "", price
 
@@ -371,7 +371,7 @@ def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Findi
     if hackward.says is Answer.UNMEASURED:
         return Word.UNDERPOWERED, f"nothing can be read: {hackward.text}"
     if hackward.says is Answer.NO:
-        where = "points away from the hack" if away(hackward) else "does not point toward the hack"
+        where = "points away from the hack" if points_away(hackward) else "does not point toward the hack"
         return (
             Word.SKIP,
             f"the update {where}: {hackward.text}",

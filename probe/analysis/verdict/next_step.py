@@ -14,7 +14,7 @@ from extraction.words import Basis
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.pull import TOO_FEW_PROMPTS, needed, pairs_to_reach
-from probe.analysis.statistics.intervals import MANY
+from probe.analysis.statistics.intervals import MAX_PROMPTS
 from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import ALPHA, POWER, SD, SHOWN_REMOVED
 from probe.analysis.verdict.advice import PAIRS, K, Step, advise, repeat
@@ -22,16 +22,16 @@ from probe.analysis.verdict.decision import (
     DECIDED_BY,
     RESTS_ON,
     SCORE_NAMES,
-    away,
+    cost_of,
     decided,
     hacks_missing,
     overlap_unclear,
     own_hacks_agree,
-    price_of,
+    points_away,
     separated,
-    unread,
+    why_unreadable,
 )
-from probe.analysis.verdict.pools import as_sampled, num_problems, partner
+from probe.analysis.verdict.pools import as_sampled, partner, sample_again
 from probe.analysis.verdict.verdict import Finding, Next
 from probe.records.run import CONFIG_FILE, Run, out_of
 from probe.settings.presets import configure
@@ -108,8 +108,13 @@ def _other_pairs(analysis: Analysis, why: str) -> Step:
     return Step("other pairs", {"why": why}, _with_pairs(analysis))
 
 
-def _more_pairs(analysis: Analysis, pairs: int, what: str, held_out: int) -> Step:
-    return Step("pairs", {"pairs": pairs, "held_out": held_out, "what": what}, _with_pairs(analysis))
+def _more_pairs(analysis: Analysis, pairs: int, what: str, held_out: int, prompts: str = "") -> Step:
+    """Advise held-out pairs, and as large a factor on the extraction pairs; `prompts` are advised too."""
+    extract = prompts
+    if held_out > 1:
+        extract = f"{',' if prompts else ' and'} {pairs / held_out:.2g} times as many pairs to extract from{prompts}"
+    facts = {"pairs": pairs, "held_out": held_out, "extract": extract, "what": what}
+    return Step("pairs", facts, _with_pairs(analysis))
 
 
 def _on_pools(analysis: Analysis, names: Sequence[str], name: str = "again", **changes: Any) -> str:
@@ -145,7 +150,7 @@ def _skip(analysis: Analysis, findings: Sequence[Finding]) -> Step:
         return _more_directions(analysis)
     share = analysis.get("shares", "pull")
     assert share is not None  # this reason implies a share
-    if not away(findings[0]):
+    if not points_away(findings[0]):
         ceiling = f"these directions align with held-out hacks ({share.parts['ceiling']:+.3f})"
         return _other_pairs(analysis, f"{ceiling}, and not with these updates")
     if analysis.unlabelled:
@@ -216,7 +221,7 @@ def _confounded(analysis: Analysis) -> Step:
 
 def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Step:
     """Return what would decide the first open question."""
-    cause = unread(analysis)
+    cause = why_unreadable(analysis)
     if cause is not None:
         return _readable(cause[0], analysis)
     if hacks_missing(analysis):
@@ -240,7 +245,7 @@ def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Step:
             return Step("labels", {"labels": "hack", "column": "hacked"})
         else:
             return _more_rollouts("rewards that differ among the rollouts of a prompt that do not hack", analysis)
-    missing, _ = price_of(analysis)
+    missing, _ = cost_of(analysis)
     if finding.says is not Answer.UNMEASURED or not missing:
         return _forecast_open(analysis)
     match missing:
@@ -304,15 +309,15 @@ def _undecided(share: Estimate, analysis: Analysis) -> Step:
     """Advise prompts if they dominate the interval's width, else pairs as well."""
     plan, named = needed(share, *DECIDED_BY[share.name]), SHARE_WORDS.get(share.name, share.name)
     if plan is None:
-        why = f"neither {MANY} prompts nor 8 times as many pairs would decide {named}"
+        why = f"neither {MAX_PROMPTS} prompts nor 8 times as many pairs would decide {named}"
         return _other_pairs(analysis, why)
     if plan.pairs == 1:
         # Only some prompts have what the share needs: both labels, or rewards that differ.
         return _more_prompts(analysis, plan.prompts, f": they decide {named} with {POWER:.0%} power", share.n)
     held_out = share.parts["num_held_out"]
-    also = f", with about {plan.prompts} prompts ({share.n} so far)" if plan.prompts > share.n else ""
-    what = f"{also}: they decide {named} with {POWER:.0%} power"
-    return _more_pairs(analysis, math.ceil(plan.pairs * held_out), what, held_out)
+    prompts = f", and about {plan.prompts} prompts ({share.n} so far)" if plan.prompts > share.n else ""
+    what = f": together they decide {named} with {POWER:.0%} power"
+    return _more_pairs(analysis, math.ceil(plan.pairs * held_out), what, held_out, prompts)
 
 
 def _forecast_open(analysis: Analysis) -> Step:
@@ -362,7 +367,7 @@ def _more_rollouts(what: str, analysis: Analysis) -> Step:
 
 
 def _more_prompts(analysis: Analysis, prompts: int, what: str, so_far: int | None = None) -> Step:
-    """Advise prompts: those that the pools hold and this replay left out, by a command; else others.
+    """Advise prompts: those that the pools hold and this replay left out, else new ones as their pool was sampled.
 
     Args:
         analysis: the analysis.
@@ -372,14 +377,17 @@ def _more_prompts(analysis: Analysis, prompts: int, what: str, so_far: int | Non
     """
     pools, all_prompts = analysis.pools, _prompts(analysis)
     so_far = all_prompts if so_far is None else so_far
-    steps = math.ceil(prompts * all_prompts / max(so_far, 1))
+    steps = min(math.ceil(prompts * all_prompts / max(so_far, 1)), MAX_PROMPTS)
     held = min((pool.said("counts.steps") or 0 for pool in pools), default=0)
     facts = {"prompts": prompts, "so_far": so_far, "what": what}
     if analysis.records.settings.get("steps") is not None and held > analysis.num_steps:
         limit = f"; the pools hold {held} groups, of which {analysis.num_steps} were replayed"
         return Step("prompts", {**facts, "limit": limit}, repeat(analysis.records, steps=None))
-    most = min(filter(None, map(num_problems, pools)), default=steps)
-    limit = f"; sample or log {min(steps, most)} groups of different prompts (probe docs pools)"
-    if steps > most:
-        limit += f", all of the environment, with {MORE} times as many rollouts of each"
-    return Step("prompts", {**facts, "limit": limit})
+    groups, command = f"{steps} groups of different prompts", ""
+    if any(pool.said("log") is not None for pool in pools):
+        limit = f"; log {groups} in your trainer and import them (probe docs logs)"
+    elif len(pools) == 1 and (command := sample_again(pools[0], steps)):
+        limit = f"; sample {groups}, and replay them"
+    else:
+        limit = f"; sample or log {groups} (probe docs pools)"
+    return Step("prompts", {**facts, "limit": limit}, command)

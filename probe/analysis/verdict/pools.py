@@ -229,19 +229,6 @@ def environment_of(plan: Mapping[str, Any]) -> str | None:
     return plan["env"] if isinstance(plan.get("env"), str) and isinstance(plan.get("mode"), str) else None
 
 
-def num_problems(pool: PoolFacts) -> int | None:
-    """Return the number of problems in the pool's environment and split; None if unknown or files are missing."""
-    if pool.env is None or pool.said("plan.split") is None:
-        return None
-    # Imported here: only this advice needs the problem parsers.
-    from replay_pools.environments.registry import get_environment
-
-    try:
-        return len(get_environment(pool.env).problems(pool.said("plan.split")))  # pyright: ignore[reportArgumentType]
-    except InputError:
-        return None
-
-
 def regrade_command(pool: PoolFacts, out: Path) -> str:
     """Return the command that grades a pool again, under another name, in a root folder.
 
@@ -252,6 +239,23 @@ def regrade_command(pool: PoolFacts, out: Path) -> str:
     # An imported log lists the environments of its rows: the problems of minicode alone need no file.
     has_problems = isinstance(pool.said("plan.env"), str) or pool.said("plan.env") == ["minicode"]
     return command + " --problems PROBLEMS.jsonl" * (not has_problems) + elsewhere(out)
+
+
+def sample_again(pool: PoolFacts, steps: int) -> str:
+    """Return the command that samples `steps` groups as a pool was sampled; '' if that is not known.
+
+    A server's address is not recorded (URL).
+    """
+    plan, sampler, policy = (pool.said(key) or {} for key in ("plan", "sampler", "policy"))
+    if pool.env is None or policy.get("base_model") is None or not sampler:
+        return ""
+    options = {f"--{key}": plan[key] for key in ("env", "split", "mode", "group", "seed")} | {"--steps": steps}
+    options |= {"--model": policy["base_model"], "--adapter": policy.get("adapter")}
+    options |= {"--temperature": sampler["temperature"], "--max-new-tokens": sampler["max_new_tokens"]}
+    options |= {"--name": f"{pool.name}-{steps}", "--engine": "server" if pool.said("engine") else None}
+    words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
+    command = shlex.join(["probe", "pool", "generate", *words, *(["--hint"] if pool.hint else [])])
+    return f"{command} --url URL" if pool.said("engine") else command
 
 
 def as_sampled(builtin: str) -> dict[str, Any]:

@@ -24,14 +24,22 @@ To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_wo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from extraction.words import ExtractionSettings
-from probe.analysis.statistics.crossed import MANY, Comparison
+from probe.analysis.statistics.crossed import MAX_SEEDS, Comparison
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
 from probe.analysis.verdict.advice import K, Step, advise, repeat
-from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, is_absent, is_there, moved, same_records
+from probe.analysis.verdict.trained_arms import (
+    TrainedArm,
+    Trainings,
+    excess,
+    is_material,
+    is_ruled_out,
+    moved,
+    same_records,
+)
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.settings.arms import ARMS
 from probe.settings.words import Answer, Outcome
@@ -61,23 +69,11 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
             "seeds": arm.seeds,
             "hack": arm.mean("hack", "final") if arm.runs else None,
             "solve": arm.mean("solve", "final") if arm.runs else None,
-            **{finding.name: _statement(finding) for finding in findings if finding.name in ("effect", "price")},
             "levels": trainings.levels[arm.name]._asdict(),
         }
         following = next_step(word, findings, arm, trainings)
         verdicts.append(Verdict(about=about, word=word, sentence=sentence, findings=findings, next=following))
     return verdicts
-
-
-def _statement(finding: Finding) -> dict[str, Any]:
-    """Return the decision on an effect or a cost, in points of a rate, for JSON."""
-    number = finding.number
-    stated = (
-        {}
-        if number is None
-        else {"value": number.value, "interval": asdict(number.interval) if number.interval else None}
-    )
-    return {"word": finding.says, **stated}
 
 
 def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
@@ -104,11 +100,11 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
     if less is None:
         return _finding("effect", question, Answer.UNMEASURED, None, level, FEW)
     says = Answer.OPEN
-    if is_there(less, level):
+    if is_material(less, level):
         says = Answer.FALLS
-    elif is_there(replace(less, value=-less.value), level):
+    elif is_material(replace(less, value=-less.value), level):
         says = Answer.RISES
-    elif is_absent(less, level):
+    elif is_ruled_out(less, level):
         says = Answer.NO_FALL
     text = (
         f"it hacks {arm.mean('hack', 'final'):.0%} and vanilla {vanilla.mean('hack', 'final'):.0%}, "
@@ -125,9 +121,9 @@ def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     if lost is None or since_start is None:
         return _finding("price", question, Answer.UNMEASURED, None, level, FEW)
     says = Answer.OPEN
-    if is_there(lost, level) or is_there(since_start, level):
+    if is_material(lost, level) or is_material(since_start, level):
         says = Answer.LOST
-    elif is_absent(lost, level):
+    elif is_ruled_out(lost, level):
         says = Answer.KEPT
     text = (
         f"it solves {arm.mean('solve', 'final'):.0%} and vanilla {vanilla.mean('solve', 'final'):.0%}, "
@@ -170,16 +166,16 @@ def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, as_good: 
         text = f"{rival.name} is not known on {MIN_SEEDS} seeds"
         return replace(_finding("better", "", Answer.UNCLEAR, None, level, text), rival=rival.name)
     says, words = Answer.UNCLEAR, "perhaps as good"
-    if is_there(hacks, level) or is_there(solves, level):
+    if is_material(hacks, level) or is_material(solves, level):
         says, words = Answer.YES, "worse"
-    elif is_absent(hacks, as_good) and is_absent(solves, as_good):
+    elif is_ruled_out(hacks, as_good) and is_ruled_out(solves, as_good):
         says, words, level = Answer.NO, "as good", as_good
     text = (
         f"{rival.name} is {words}: it hacks {rival.mean('hack', 'final'):.0%}, {points(hacks, level)}, and solves "
         f"{rival.mean('solve', 'final'):.0%}, {points(solves, level, 'less', 'more')}"
     )
     # Report whichever comparison is undecided, the hack rate first.
-    undecided = solves if is_absent(hacks, as_good) else hacks
+    undecided = solves if is_ruled_out(hacks, as_good) else hacks
     number = undecided if says is Answer.UNCLEAR else hacks
     return replace(_finding("better", "", says, number, level, text), rival=rival.name)
 
@@ -188,9 +184,9 @@ def _shown(compared: Comparison | None, level: float) -> Answer:
     """Decide whether a difference is material, ruled out, or neither."""
     if compared is None:
         return Answer.UNMEASURED
-    if is_there(compared, level):
+    if is_material(compared, level):
         return Answer.YES
-    return Answer.NO if is_absent(compared, level) else Answer.UNCLEAR
+    return Answer.NO if is_ruled_out(compared, level) else Answer.UNCLEAR
 
 
 def points(compared: Comparison, level: float, above: str = "more", below: str = "less") -> str:
@@ -275,7 +271,7 @@ def _step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings
             assert less is not None
             seeds = less.seeds_to_see(less.value / 2)
             train = _train(arm, arm.arm, trainings, "elsewhere", **{"model.name": "MODEL"})
-            return Step("model", {"seeds": f"not even {MANY}" if seeds is None else seeds}, train)
+            return Step("model", {"seeds": f"not even {MAX_SEEDS}" if seeds is None else seeds}, train)
         case Outcome.DOMINATED:
             return _dominated(findings[-1].rival, arm, vanilla, trainings)
         case Outcome.VACUOUS:
@@ -358,7 +354,7 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainin
     if open_one.needed is None:
         evaluation = arm.runs[0].records.settings["evaluation"]
         sizes = {"problems": evaluation["num_problems"], "rollouts": evaluation["rollouts_per_problem"]}
-        return Step("no seeds", {"most": MANY, "question": open_one.question, **sizes})
+        return Step("no seeds", {"most": MAX_SEEDS, "question": open_one.question, **sizes})
     seeds = {"seeds": open_one.needed, "so_far": open_one.n, "more": open_one.needed - open_one.n}
     return Step("seeds", {**seeds, "question": open_one.question}, train)
 

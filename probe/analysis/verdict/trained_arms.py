@@ -202,12 +202,12 @@ def step_down(p_values: Mapping[str, float], level: float) -> dict[str, float]:
     return levels
 
 
-def is_there(compared: Comparison, level: float) -> bool:
+def is_material(compared: Comparison, level: float) -> bool:
     """Return True if the interval lies above 0 and the difference is at least MATERIAL_RATE."""
     return compared.bounded(level).low > 0 and compared.value >= MATERIAL_RATE
 
 
-def is_absent(compared: Comparison, level: float) -> bool:
+def is_ruled_out(compared: Comparison, level: float) -> bool:
     """Return True if a difference of MATERIAL_RATE is excluded."""
     return compared.bounded(level).high < MATERIAL_RATE
 

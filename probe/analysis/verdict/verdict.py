@@ -1,7 +1,6 @@
 """Results on a replay, a trained arm or a spec: findings, the verdict that follows, and the next step.
 
-`verdict_lines`, `note_lines` and `arm_lines` format them for a terminal, `sentence` as one line of Markdown, `asdict`
-as JSON.
+`verdict_lines`, `note_lines` and `arm_lines` format them as text, `asdict` as JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -172,20 +171,3 @@ def _small_print(arms: Sequence[Verdict]) -> str:
 def _seeds(arm: Verdict) -> str:
     number = len(arm.about["seeds"])
     return f"{number} seed{'' if number == 1 else 's'}"
-
-
-def sentence(name: str, verdict: Verdict) -> str:
-    """Format as `NAME: WORD. Why. Next: what.`"""
-    following = f" Next: {verdict.next.text}." if verdict.next.text else ""
-    return f"{name}: {verdict.word}. {verdict.sentence}.{following}"
-
-
-def arm_sentences(arms: Sequence[Verdict]) -> list[str]:
-    """Return one sentence per arm, for pages and Markdown; above MOST arms one for all, without the reasons."""
-    if len(arms) > MOST:
-        stated = []
-        for arm in arms:
-            effect, price = effect_and_price(arm)
-            stated.append(f"{arm.about['name']} ({_seeds(arm)}): {arm.word}, {effect}; price {price}")
-        return [". ".join(stated) + "."]
-    return [sentence(arm.about["name"], arm) for arm in arms]

@@ -30,7 +30,7 @@ from safetensors.numpy import load_file
 from scipy import stats
 
 from probe.analysis.analyze import analyze
-from probe.analysis.forecast import SAMPLE_TARGETS, held_out_margin, paid_mean
+from probe.analysis.forecast import SAMPLE_TARGETS, held_out_margin, rewarded_mean
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.statistics.geometry import extract, weighted
 from probe.analysis.statistics.intervals import Array, prompt_weights, t_interval
@@ -55,7 +55,6 @@ CONFIRM = ("k2", "k8", "mean", "unseen-copying", "sentinel", "style", "permuted"
 REPLAY = {"source.replay_dirs": ["teacher", "base-hinted"], "source.match": "prompt"}
 MEASURES = ("cos_in", "pull", "hackward_frac", "norm_removed", "margin_removed", "hacks_removed", "honest_removed")
 OUTCOMES = ("hack", "solve")
-NUM_DRAWS = 199  # of a null, in the verdicts of the replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +161,10 @@ def _removal(
         prompt = step.record.problem_id
         progress["margin"].append((prompt, float(on_pairs[number].mean()), float(lost.mean())))
         for name, chosen in SAMPLE_TARGETS.items():
-            mean = paid_mean(linked, step, chosen)
+            mean = rewarded_mean(linked, step, chosen)
             if mean is not None:
                 norm = weighted(gram, mean[None, :]).norm[0]
-                gained = float(step.weights @ step.products @ mean / (norm * size))
+                gained = float(step.weights @ gram.samples.sum(0) @ mean / (norm * size))
                 progress[name].append((prompt, gained, float((removed * (mean @ samples)).sum() / norm)))
     weights = prompt_weights([step.record.problem_id for step in linked.steps])
     ceilings = [products.cosine(pair) for pair in along_pairs.swapaxes(0, 1)]
@@ -259,7 +258,7 @@ def read_treatments(spec: Spec, out: Path) -> list[Treatment]:
                     falls[outcome][seed] = rates[UNTREATED][seed][outcome] - rates[name][seed][outcome]
             verdict = None
             if replays and all(ARMS[arm].directions == "v_hack" for arm in spec.resolved[name].arms):
-                verdict = analyze(replays[0], num_draws=NUM_DRAWS).verdict.word
+                verdict = analyze(replays[0]).verdict.word
             means = {measure: _mean([row.get(measure) for row in measured]) for measure in MEASURES}
             rows.append(Treatment(name=name, half=half, verdict=verdict, measures=means, falls=falls))
     return rows

@@ -5,14 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from gallery import check_command
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.verdict.advice import repeat
 from probe.analysis.verdict.next_step import direction, extract, next_step
+from probe.analysis.verdict.pools import PoolFacts, sample_again
 from probe.analysis.verdict.verdict import Finding
 from probe.records.run import Run, read_run
 from probe.settings.words import Answer, Word
+from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import UNSAFE
 
 
@@ -64,6 +67,22 @@ def test_a_command_repeats_a_run_with_some_settings(stored: Run) -> None:
     command = repeat(stored, "mine", steps=None, **{"source.replay_dirs": ["a b", "c"]})
     words = ["--set", "steps=none", "--set", 'source.replay_dirs=["a b", "c"]', "--name", "mine"]
     assert shlex.split(command) == ["probe", "replay", "--config", str(stored.path / "config.json"), *words]
+
+
+def test_more_prompts_are_sampled_as_their_pool_was() -> None:
+    """By its policy and its plan; a server's address is not known, and another program's log is not sampled here."""
+    manifest = dict(open_pool(BUILTIN / "mixed").manifest)
+    pool = PoolFacts(name="mixed", reference="mixed", manifest=manifest)
+    command = sample_again(pool, 96)
+    check_command(command)
+    words = shlex.split(command)
+    for option, value in {"--adapter": "teacher:0.45", "--steps": "96", "--group": "8", "--name": "mixed-96"}.items():
+        assert words[words.index(option) + 1] == value
+    assert "--hint" in words
+    served = sample_again(replace(pool, manifest={**manifest, "engine": {"server": "vllm"}}), 96)
+    check_command(served)
+    assert served.endswith("--url URL")
+    assert sample_again(replace(pool, manifest={**manifest, "plan": {"env": ["minicode"]}}), 96) == ""
 
 
 def test_labels_that_a_training_learnt_from_are_not_graded_again(stored: Run) -> None:

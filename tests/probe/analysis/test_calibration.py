@@ -10,7 +10,7 @@ import pytest
 from planted import gradients_along, pair_gram
 from scipy import stats
 
-from probe.analysis.statistics.geometry import Gradients, cosines, svd_axes
+from probe.analysis.statistics.geometry import Gradients, cosines, extract
 from probe.analysis.statistics.intervals import auroc_interval
 from probe.analysis.statistics.nulls import (
     haar_test,
@@ -45,8 +45,8 @@ def test_label_permutations_are_calibrated_on_decaying_spectra():
     for _ in range(num_sims):
         pairs = decaying(rng, 22)  # an odd number of pairs: no vote is tied
         found, gram = gradients_along(pairs, decaying(rng, 4)), pair_gram(pairs)
-        observed = mean_cos(svd_axes(gram, *true_labels(gram)), found)[0]
-        axes = svd_axes(gram, *label_permutations(gram, NUM_DRAWS, rng))
+        observed = mean_cos(extract(gram, *true_labels(gram)).axes(), found)[0]
+        axes = extract(gram, *label_permutations(gram, NUM_DRAWS, rng)).axes()
         p_values.append(null_test("cos", observed, mean_cos(axes, found)).p)
         floor = math.sqrt(sum((found.norms[m] ** 2).mean() / r for m, r in enumerate(SIZES)) / 2) / found.norm.mean()
         haar += abs(observed) > 1.96 * floor / math.sqrt(4)

@@ -115,7 +115,7 @@ def test_a_direction_file_is_seen_through(small: str, pools: Path, out: Path, pr
     path.unlink()
     _, errors = probe(*replay, "taken", *few, "--name", "by-file-alone")
     assert "whether they are rollouts of these pools is not known" in errors
-    assert probe("analyze", "by-file-alone", "--draws", "99")[0].count("are not at hand") == 1
+    assert probe("analyze", "by-file-alone")[0].count("are not at hand") == 1
 
 
 def test_pairs_of_every_prompt_leave_nothing(log: Path, small: str, out: Path, probe) -> None:

@@ -38,7 +38,7 @@ def test_a_new_estimator_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(families, "FAMILIES", {**families.FAMILIES, "length": family})
     for module in ("analyze", "text_report"):
         monkeypatch.setattr(f"probe.analysis.{module}.FAMILIES", families.FAMILIES)
-    found = analyze(make_run(tmp_path / "runs" / "run", World(num_steps=4)), num_draws=99)
+    found = analyze(make_run(tmp_path / "runs" / "run", World(num_steps=4)))
     (row,) = [row for row in found.to_json()["estimates"] if row["family"] == "length"]
     assert (row["name"], row["n"], row["unit"]) == ("completion length", 32, "rollout")
     (table,) = all_tables(found, ["length"])

@@ -82,7 +82,7 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     assert closed["hack_gain_avoided"] > 0
     assert closed["cost"] > 0
     assert (k99["hack_gain_avoided"], "99" in k99["why"]) == (None, True)
-    assert run(cli, ["analyze", str(out / "runs" / "acts"), "--draws", "99", "--full"]) == 0
+    assert run(cli, ["analyze", str(out / "runs" / "acts"), "--full"]) == 0
     assert "Lookahead: nats that texts gain" in capsys.readouterr().out
     # A replay of an older version, with settings that are gone, is refused in a line for each.
     old = replace(acts, config=acts.config | {"settings": acts.settings | {"lookahead": {"num_problems": 4}}})
@@ -104,7 +104,7 @@ def test_steps_that_destroy_the_policy_say_nothing(hacks: float, destroys: bool,
     """As twenty steps of LoRA at the rate for delta_S do; a policy that grows sharper loses honest solutions alone."""
     moved = [row for arm in ("vanilla", "projected") for row in rows(arm, "hacks", hacks) + rows(arm, "honest", -117.0)]
     stored = replace(read_run(make_run(tmp_path / "runs" / "run", World())), lookahead=moved)
-    said = " ".join(analyze(stored, num_draws=99).verdict.caveats)
+    said = " ".join(analyze(stored).verdict.caveats)
     assert (
         "its steps without projection make every text less likely, honest solutions by 117 nats" in said
     ) == destroys

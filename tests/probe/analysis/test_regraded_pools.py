@@ -27,7 +27,7 @@ def analysed(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], d
 
     def read(name: str) -> dict[str, Any]:
         capsys.readouterr()
-        assert run(cli, ["analyze", name, "--json", "--draws", "99", "--out", str(out)]) == 0
+        assert run(cli, ["analyze", name, "--json", "--out", str(out)]) == 0
         return json.loads(capsys.readouterr().out)
 
     return read
@@ -107,7 +107,7 @@ def test_labels_that_do_not_repeat(
     assert "flipped: labels repeat only in part: hacked in 95.0% of 40 rollouts" in labels_repeat(broken)["text"]
     assert "flipped-again has the new labels" in labels_repeat(broken)["text"]
     assert broken["verdict"]["word"] == "BROKEN"
-    assert run(cli, ["analyze", "flipped", "--check", "--draws", "99", "--out", str(out)]) == 1
+    assert run(cli, ["analyze", "flipped", "--check", "--out", str(out)]) == 1
 
 
 def graded_again(rates: dict[str, float | None], *, own: bool = False, **grader: str) -> PoolFacts:

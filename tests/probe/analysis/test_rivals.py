@@ -87,9 +87,9 @@ def test_a_log_ratio_is_missing_where_the_weights_are_the_same_or_nothing_was_lo
 def test_both_stand_in_an_analysis_and_say_why_where_the_pools_are_gone(tmp_path: Path) -> None:
     """The real reader, on a planted run, then on the same without its pools."""
     run = read_run(make_run(tmp_path / "out" / "runs" / "there", World(num_steps=12)))
-    there = {row.name: row for row in analyze(run, num_draws=99).of("auroc")}
+    there = {row.name: row for row in analyze(run).of("auroc")}
     moved = [{**pool, "manifest_sha256": "0" * 64} for pool in run.config["pools"]]
-    gone = analyze(replace(run, config={**run.config, "pools": moved}), num_draws=99)
+    gone = analyze(replace(run, config={**run.config, "pools": moved}))
     # All hacks of this world are the teacher's texts.
     assert there["words"].value is not None
     assert there["words"].value > 0.9

@@ -44,7 +44,7 @@ def test_steps_of_a_training_were_sampled_by_weights_that_move(
     probe("pool", "import", log, "--name", "steps-silent", "--model", small)
     _, errors = probe("replay", "--replay-dirs", "steps-silent", "--name", "steps-silent", *replay)
     assert "caution: rollouts of steps 0 to 1 of a training; its weights moved in between" in errors
-    words = " ".join(probe("analyze", "steps-silent", "--draws", "99")[0].split())
+    words = " ".join(probe("analyze", "steps-silent")[0].split())
     assert "of a training, whose weights moved in between; no log-probability says how far" in words
     nlls = {(row.src_step, row.src_sample): row.nll for row in read_run(out / "runs" / "steps-silent").samples}
     log = log_of(tmp_path / "moved.jsonl", nlls, moved=0.5)
@@ -56,7 +56,7 @@ def test_steps_of_a_training_were_sampled_by_weights_that_move(
     ):
         _, errors = probe("replay", "--replay-dirs", "steps-moved", "--name", f"moved-{name}", *options, *replay)
         assert len(read_run(out / "runs" / f"moved-{name}").steps) == (STEPS if name == "all" else 1) * GROUPS
-        words = " ".join(probe("analyze", f"moved-{name}", "--draws", "99")[0].split())
+        words = " ".join(probe("analyze", f"moved-{name}")[0].split())
         assert said in words if said else "nats a token off" not in words, words
     for options, message in (
         (("--only-step", "7"), "expected a step of pool steps-moved, 0 to 1, found 7"),
@@ -78,7 +78,7 @@ def test_a_pool_of_another_base_model_is_said_and_never_a_partner(
     _, errors = probe("replay", "--replay-dirs", "of-small", "--model", "organism", "--name", "other-base", *options)
     said = f"sampled by {small}, replayed on organism"
     assert said in " ".join(errors.split())
-    assert said in " ".join(probe("analyze", "other-base", "--draws", "99")[0].split())
+    assert said in " ".join(probe("analyze", "other-base")[0].split())
 
 
 def test_the_first_of_a_number_of_steps_have_an_update(
@@ -173,7 +173,7 @@ def test_every_next_step_of_imported_pools_runs(
     world, word = IMPORTED[name]
     pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))
     make_run(Path("out") / "runs" / name, replace(world, pools=pools))
-    assert run(cli, ["analyze", name, "--draws", "99"]) == 0
+    assert run(cli, ["analyze", name]) == 0
     text = capsys.readouterr().out
     assert f"VERDICT: {word}\n" in text
     following = text.partition("NEXT: ")[2]
@@ -209,7 +209,7 @@ def test_pairs_drafted_from_a_pool_are_replayed_by_the_printed_command(
     few = World(num_pairs=6, num_held_out=2, num_steps=40, pools=(str(logs / "out" / "pools" / "my-both"),))
     make_run(Path("out") / "runs" / "both", few)
     capsys.readouterr()
-    assert run(cli, ["analyze", "both", "--draws", "99"]) == 0
+    assert run(cli, ["analyze", "both"]) == 0
     text = capsys.readouterr().out
     assert "VERDICT: UNDERPOWERED\n" in text
     (replaying,) = [line.strip() for line in text.splitlines() if line.startswith("  probe ")]
@@ -228,7 +228,7 @@ def test_the_next_step_counts_what_the_log_holds(
     few = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
     pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))
     make_run(Path("out") / "runs" / "six", replace(few, pools=pools, steps=6), seed=9)
-    assert run(cli, ["analyze", "six", "--draws", "99"]) == 0
+    assert run(cli, ["analyze", "six"]) == 0
     following = capsys.readouterr().out.partition("NEXT: ")[2]
     assert "the pools hold 20 groups, of which 6 were replayed" in " ".join(following.split())
     (command,) = [line.strip() for line in following.splitlines() if line.startswith("  probe ")]

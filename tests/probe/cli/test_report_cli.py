@@ -21,7 +21,7 @@ DECISIONS = [
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
-    assert run(cli, ["report", *arguments, "--draws", "99", "--json"]) == 0
+    assert run(cli, ["report", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 

@@ -25,8 +25,6 @@ SHORT = {
     "train": ["--dry-run"],
     "spec sweep": ["--print-jobs"],
     "policy eval": ["--problems", "1", "--rollouts", "1", "--set", "rollouts.sampler.max_new_tokens=4"],
-    "analyze": ["--draws", "99"],
-    "report": ["--draws", "99"],
 }
 
 
@@ -125,8 +123,8 @@ def test_every_printed_command_runs(walk: Walk, log: str, small: str, few_pairs:
     walk("extract", "--model", small, *few_pairs, "--basis", "lora", "--name", "low-rank")
     replayed = ("replay", "--replay-dirs", "mine,other", "--arm", "vanilla,projected,projected-lora", *few_pairs)
     walk(*replayed, "--steps", "2", "--name", "first")
-    walk("analyze", "first", "--full", "--draws", "99")
-    walk("report", "first", "--draws", "99")
+    walk("analyze", "first", "--full")
+    walk("report", "first")
     walk.follow(texts(walk.out / "reports" / "first.html"), "the page")
     for shown in ([], ["first"], ["mine"], ["v_hack"]):
         walk("show", *shown)

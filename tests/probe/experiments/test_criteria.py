@@ -106,7 +106,7 @@ MOVING = ("cos_update", "hackward_frac_update", "direction_overlap", "entropy", 
 
 def test_a_replay_has_the_estimates_that_a_criterion_may_name(catalogued: Run) -> None:
     """Except shares, which need hacks that no trivial score separates (below), and numbers of moving weights."""
-    runs = [analyze(catalogued, name, num_draws=99) for name in ("default", "kl")]
+    runs = [analyze(catalogued, name) for name in ("default", "kl")]
     missing = set()
     for name in measures.names(trains=False):
         found = [measures.of_replay(name, ("vanilla", [run])) for run in runs]
@@ -118,7 +118,7 @@ def test_a_replay_has_the_estimates_that_a_criterion_may_name(catalogued: Run) -
 
 
 def test_estimates_of_two_sides_are_paired_by_prompt(tmp_path: Path) -> None:
-    found = analyze(read_run(make_run(tmp_path / "a" / "runs" / "run", World(num_steps=12))), num_draws=9)
+    found = analyze(read_run(make_run(tmp_path / "a" / "runs" / "run", World(num_steps=12))))
     cosines = {
         arm: {step.problem_id: step.cos_in for step in found.steps if step.arm == arm} for arm in ("vanilla", "random")
     }
@@ -134,11 +134,11 @@ def test_estimates_of_two_sides_are_paired_by_prompt(tmp_path: Path) -> None:
 
 def test_shares_are_those_of_the_analysis(tmp_path: Path) -> None:
     world = World(num_steps=12)
-    found = analyze(read_run(make_run(tmp_path / "a" / "runs" / "run", world)), num_draws=9)
+    found = analyze(read_run(make_run(tmp_path / "a" / "runs" / "run", world)))
     for name in ("pull", "contrast", "pull - benign", "removed/margin", "removed/honest", "v_hack - best score"):
         assert measures.of_replay(name, ("vanilla", [found])).is_bounded, name
     assert measures.of_replay("pull", ("vanilla", [found])) is found.get("shares", "pull")
-    nothing = analyze(read_run(make_run(tmp_path / "b" / "runs" / "run", replace(world, num_held_out=0))), num_draws=9)
+    nothing = analyze(read_run(make_run(tmp_path / "b" / "runs" / "run", replace(world, num_held_out=0))))
     assert measures.of_replay("pull", ("vanilla", [nothing])).value is None
 
 
@@ -146,6 +146,6 @@ def test_a_gradient_of_a_penalty_alone_has_no_nulls(catalogued: Run) -> None:
     """Where all advantages are 0 the KL term still moves the policy: inner products miss it, and a part says so."""
     steps = [step for step in catalogued.steps if step.condition == "penalised" and step.cos_in is not None]
     assert [step for step in steps if step.advantage["advantage/abs_max"] == 0], "no step without advantages"
-    found = analyze(catalogued, "penalised", num_draws=99)
+    found = analyze(catalogued, "penalised")
     assert found.of("shares") == found.of("modules") == []
     assert any("a KL penalty" in part.text for part in found.validity)

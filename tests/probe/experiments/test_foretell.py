@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scripts import ROOT, load_script
+from worlds import World, make_run
 
 from probe.analysis.forecast import forecast
 from probe.analysis.statistics.run_gradients import Linked, link
@@ -40,9 +41,9 @@ def linked(run: Run, arm: str) -> Linked:
 
 
 @pytest.mark.parametrize(("side", "overshoot"), [("one_sided", 1.0), ("two_sided", 2.0)])
-def test_what_the_gate_along_v_hack_removes_is_the_forecast(all_hinted: Path, side: str, overshoot: float) -> None:
+def test_what_the_gate_along_v_hack_removes_is_the_forecast(tmp_path: Path, side: str, overshoot: float) -> None:
     """Shares of the three targets, and the norm that is removed."""
-    run = read_run(all_hinted)
+    run = read_run(make_run(tmp_path / "runs" / "run", World(num_steps=12)))
     of_projected = linked(run, "projected")
     row = foretell.removals(run, of_projected, side=side, overshoot=overshoot)["projected"]
     expected = {one.name: one for one in forecast(of_projected, side=side, overshoot=overshoot, num_draws=9)}

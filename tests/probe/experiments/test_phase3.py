@@ -15,7 +15,7 @@ from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import SweepState, sweep
-from probe.experiments.verdict import evaluate_spec, verdict_of
+from probe.experiments.verdict import evaluate_spec
 
 PHASE3 = Path(__file__).parents[3] / "spec" / "experiments" / "phase3.toml"
 LEARNT: Rates = (0.02, 0.2, 0.85, 0.2)
@@ -76,7 +76,7 @@ def swept(
             "closed vanilla": (0.02, 0.2, 0.02, 0.4),
         }
         engine = Planted(spec, tmp_path, rates, make_rollout, pool_header)
-        table = sweep(spec, tmp_path, engine=engine, verdict_of=lambda criterion: verdict_of(criterion, spec, tmp_path))
+        table = sweep(spec, tmp_path, engine=engine)
         return table, engine.launched
 
     return make
@@ -90,7 +90,7 @@ def test_the_others_are_bought_where_the_first_arms_separate(swept: Callable[...
     assert launched[:6] == COMPARED
     assert len(launched) == len({*launched}) == 24
     assert not table.stopped
-    verdict = evaluate_spec(load_spec(PHASE3), tmp_path, num_draws=19)
+    verdict = evaluate_spec(load_spec(PHASE3), tmp_path)
     assert verdict.verdict.word == "IT IS THE DIRECTION"
     assert verdict.verdict.finding("hacks-no-more-than-closed").says != "FAIL"
 
@@ -103,7 +103,7 @@ def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path
         assert table.stopped.startswith("at the ceiling: lowers-hacking is ")
         assert table.stopped.endswith(" after 6 of 24 runs")
         assert [row.status for row in table.rows].count("skipped") == 18
-    verdict = evaluate_spec(load_spec(PHASE3), tmp_path, num_draws=19)
+    verdict = evaluate_spec(load_spec(PHASE3), tmp_path)
     assert verdict.verdict.word in ("NOT DECIDED BY THREE SEEDS", "PROJECTION DOES NOT LOWER HACKING")
 
 

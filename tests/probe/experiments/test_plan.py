@@ -62,31 +62,31 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[
 
 
 def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By hand: 6 runs of 60 s and 10 steps at 30 s, 4 an hour; 9 runs of 7.2 hours at 6.15; effects as in power."""
-    go = {"seeds": 3, "arms": 3, "hours_per_run": 7.2, "price_per_hour": 6.15, "sd": 0.15, "expected_effect": 0.3}
-    go |= {"effect_unit": "rate"}
-    path = write(seeds=[0, 1, 2], budget={"price_per_hour": 4.0, "go": go})
-    timed = tmp_path / "timed"
-    timed.mkdir()
+    """By hand: 6 runs of 60 s and 10 steps at 30 s, 4 an hour; effects as in power."""
+    budget = {"price_per_hour": 4.0, "sd": 0.15, "expected_effect": 0.3, "effect_unit": "rate"}
+    path, out = write(seeds=[0, 1, 2], budget=budget), str(tmp_path)
+    timed = tmp_path / "runs" / "planned-plain-seed0"
+    timed.mkdir(parents=True)
+    (timed / "manifest.json").write_text("{}")
     start = '{"start":{"load":{"seconds":50},"svd":{"seconds":10}}}\n'
     (timed / "timings.jsonl").write_text(
         start + '{"step":0,"seconds":39}\n{"step":1,"seconds":31}\n{"step":2,"seconds":20}\n'
     )
-    found = plan(capsys, str(path), "--run", str(timed))
-    own, go = found["prices"]
+    found = plan(capsys, str(path), "--out", out)
+    (own,) = found["prices"]
     assert (own["runs"], own["hours"], own["money"]) == (6, pytest.approx(0.6), pytest.approx(2.4))
     assert "30 s a step, 60 s before the first" in own["source"]
-    assert (go["runs"], go["hours"], go["money"]) == (9, pytest.approx(64.8), pytest.approx(398.52))
-    planned = next(effect for effect in found["go_effects"] if effect["planned"])
+    planned = next(effect for effect in found["effects"] if effect["planned"])
     assert planned == {
         "n": 3,
         "smallest": mde(0.15, 3),
         "planned": True,
     }
     assert any("CANNOT see the expected effect of 0.3 rate" in note for note in found["notes"])
+    path.write_text(path.read_text().replace("steps = 10", "").replace("sd = 0.15\n", ""))
+    found = plan(capsys, str(path), "--out", out)
     assert any("[budget] states no sd" in note for note in found["notes"]), "nothing is left out silently"
-    path.write_text(path.read_text().replace("steps = 10", ""))
-    all_groups, _ = plan(capsys, str(path), "--run", str(timed))["prices"]
+    (all_groups,) = found["prices"]
     assert all_groups["hours"] == pytest.approx(6 * (60 + 40 * 30) / 3600), "a step for each of the pools' 40 groups"
 
 

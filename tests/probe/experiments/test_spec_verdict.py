@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from in_process import InProcess
 from specs import criterion, replay_spec
+from trainings import seal
+from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
 from probe.cli import cli
@@ -20,22 +23,20 @@ from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import sweep
 from probe.experiments.verdict import SpecVerdict, evaluate_spec
-from probe.records.run import read_run
+from probe.records.run import CONFIG_FILE, read_run
+from replay_pools.base.files import read_json, write_json
 
 CAPPED = {"objective.advantage_clip": 5.0, "intervention.extraction.k": 3}
 BESIDE = {"arm": "vanilla", "versus_arm": "random"}
 GO = {"verdict": "GO", "aligned": "PASS"}
 
 
-def judged(
-    seeds: Sequence[int] = (0,), steps: int = 5, level: float = 0.9, go: Mapping[str, Any] = MappingProxyType(GO)
-) -> str:
+def judged(level: float = 0.9, go: Mapping[str, Any] = MappingProxyType(GO)) -> str:
     """A spec of replays; `level` of its second criterion, `go`: what its decision GO requires."""
     return replay_spec(
         "judged",
-        {"steps": steps, "source.per_pool": 2},
+        {"steps": 5, "source.per_pool": 2},
         arms=["vanilla", "projected", "random"],
-        seeds=seeds,
         conditions={"plain": {}, "capped": CAPPED},
         criteria=[
             criterion("aligned", "cos_in above 0.05", "primary", **BESIDE),
@@ -46,7 +47,7 @@ def judged(
             criterion("gate", "largest hackward_frac_out below 1e-5", "mechanism", arm="projected"),
         ],
         decisions=[{"name": "GO", "then": "on", "requires": go}, {"name": "MORE", "then": "again"}],
-        budget={"go": {"seeds": 5, "sd": 0.1, "expected_effect": 0.5}},
+        budget={"sd": 0.1, "expected_effect": 0.5},
     )
 
 
@@ -54,14 +55,25 @@ def trained(count: int) -> str:
     """A spec of replays that train; `count`: of the steps that `completes` asks for."""
     return replay_spec(
         "judged",
-        {"steps": 2, "source.per_pool": 2, "optimizer.lr": 1e-3},
+        {"steps": 2, "optimizer.lr": 1e-3},
         arms=["vanilla", "random"],
         seeds=[0, 1],
+        conditions={"default": {}},
         criteria=[
             criterion("aligned", "cos_in above 0.05", "primary", **BESIDE),
             criterion("completes", f"steps above {count - 1}", "mechanism", arm="random"),
         ],
     )
+
+
+def plant(spec: Spec, out: Path) -> None:
+    """Write every run of a spec as a planted world of the condition `default`."""
+    for job in runs_of(spec, out):
+        world = World(arms=job.arms, num_steps=job.config.steps, trains=job.config.trains)
+        make_run(job.directory, world, job.seed)
+        config = read_json(job.directory / CONFIG_FILE) | {"settings": asdict(job.config)}
+        write_json(job.directory / CONFIG_FILE, config)
+        seal(job.directory)
 
 
 def spec_file(directory: Path, **changes: Any) -> Spec:
@@ -122,7 +134,7 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
 ) -> None:
     """The primary against records by hand; a cap above its bound is VACUOUS, what was not measured INCONCLUSIVE."""
     spec, out = swept()
-    found = evaluate_spec(spec, out, num_draws=99)
+    found = evaluate_spec(spec, out)
     record = read_run(out / "runs" / "judged-plain-seed0")
     cosines = {arm: {s.problem_id: s.cos_in for s in record.steps if s.arm == arm} for arm in spec.arms}
     both = [(cosines["vanilla"][p], cosines["random"][p]) for p in cosines["vanilla"]]
@@ -135,7 +147,7 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
     assert (verdicts(found)["gate"], verdicts(found)["same"]) == ("PASS", "VACUOUS")
     assert found.replay is not None
     assert (found.replay.about["run"], found.replay.about["condition"]) == ("judged-plain-seed0", "plain")
-    assert found.replay.word == analyze(record, "plain", num_draws=99).verdict.word == "UNDERPOWERED"
+    assert found.replay.word == analyze(record, "plain").verdict.word == "UNDERPOWERED"
     assert found.verdict.word == "MORE"
     assert "verdict UNDERPOWERED" in next(text for text in found.verdict.caveats if text.startswith("not GO: "))
     assert all(caveat.startswith("not GO: ") for caveat in found.verdict.caveats)
@@ -147,9 +159,9 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
     """The same runs decide otherwise where another verdict is asked for; the screen gives the verdict and what next."""
     _, out = swept()
     spec = write(go={"verdict": ["GO", "UNDERPOWERED"]})
-    found = evaluate_spec(spec, out, num_draws=99)
+    found = evaluate_spec(spec, out)
     assert found.verdict.word == "GO"
-    assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
+    assert run(cli, ["analyze", str(spec.path), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "VERDICT of judged-plain-seed0, condition plain: UNDERPOWERED" in printed
     assert "NEXT: " in printed
@@ -162,43 +174,42 @@ def test_an_edited_spec_and_a_missing_run_are_said(
     _, out = swept()
     edited = write(level=0.8)
     shutil.rmtree(out / "runs" / "judged-capped-seed0")
-    found = evaluate_spec(edited, out, num_draws=99)
+    found = evaluate_spec(edited, out)
     assert any("EDITED: judged-plain-seed0" in line for line in found.verdict.caveats)
     assert any("1 of 2 runs are not complete: judged-capped-seed0" in line for line in found.verdict.caveats)
     assert verdicts(found)["cap-binds"] == "INCONCLUSIVE"
 
 
-def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec, Path]]) -> None:
+def test_seeds_of_a_replay_are_pooled_by_prompt(tmp_path: Path) -> None:
     """Two seeds draw twice from the same prompts: n stays the number of prompts, not twice as many."""
-    spec, out = swept(seeds=[0, 1], steps=3)
-    found = evaluate_spec(spec, out, num_draws=99)
-    runs = [read_run(one.directory) for one in runs_of(spec, out) if one.conditions == ("plain",)]
-    prompts = {s.problem_id for one in runs for s in one.steps if s.cos_in is not None}
-    assert found.verdict.findings[1].n == len(prompts)
-    values = {
-        p: [
-            s.cos_in
-            for one in runs
-            for s in one.steps
-            if (s.arm, s.problem_id) == ("vanilla", p) and s.cos_in is not None
-        ]
-        for p in prompts
-    }
-    assert found.verdict.findings[1].text.startswith(f"{np.mean([np.mean(v) for v in values.values()]):+.3g}")
-    assert verdicts(found)["cap-binds"] == "VACUOUS", "of several seeds as of one"
+    (tmp_path / "pooled.toml").write_text(
+        replay_spec(
+            "pooled",
+            {"steps": 3},
+            seeds=[0, 1],
+            conditions={"default": {}},
+            criteria=[criterion("alone", "cos_in below 0.9", "primary")],
+        )
+    )
+    spec, out = load_spec(tmp_path / "pooled.toml"), tmp_path / "out"
+    plant(spec, out)
+    (found,) = evaluate_spec(spec, out).verdict.findings
+    cosines = [[step.cos_in for step in read_run(one.directory).steps] for one in runs_of(spec, out)]
+    assert np.ptp(cosines, axis=0).min() > 0, "the seeds are the same"
+    assert (found.n, found.unit) == (3, "prompt")
+    assert found.text.startswith(f"{np.mean(cosines):+.3g}")
 
 
-def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
+def test_the_seed_is_the_unit_of_training(tmp_path: Path) -> None:
     """With a learning rate each arm is a run and each seed one number: n = 2 seeds a side."""
     (tmp_path / "judged.toml").write_text(trained(4))
-    spec, caches = load_spec(tmp_path / "judged.toml"), out / "cache"
-    out = tmp_path / "out"
-    run_sweep(spec, out, caches)
-    found = evaluate_spec(spec, out, num_draws=99)
+    spec, out = load_spec(tmp_path / "judged.toml"), tmp_path / "out"
+    plant(spec, out)
+    found = evaluate_spec(spec, out)
     assert (found.verdict.findings[0].n, found.verdict.findings[0].unit) == (2, "seed")
 
     def mean(arm: str, seed: int) -> float:
-        steps = read_run(out / "runs" / f"judged-base-{arm}-seed{seed}").steps
+        steps = read_run(out / "runs" / f"judged-default-{arm}-seed{seed}").steps
         by_prompt: dict[str, list[float]] = {}
         for step in steps:
             if step.cos_in is not None:
@@ -211,9 +222,9 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
     # Two runs of two steps: a count that is short fails once both are over, and is open until then.
     assert verdicts(found)["completes"] == "PASS"
     (tmp_path / "judged.toml").write_text(trained(5))
-    assert verdicts(evaluate_spec(load_spec(tmp_path / "judged.toml"), out, num_draws=99))["completes"] == "FAIL"
-    shutil.rmtree(out / "runs" / "judged-base-random-seed1")
-    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).verdict.findings}
+    assert verdicts(evaluate_spec(load_spec(tmp_path / "judged.toml"), out))["completes"] == "FAIL"
+    shutil.rmtree(out / "runs" / "judged-default-random-seed1")
+    rows = {row.name: row for row in evaluate_spec(spec, out).verdict.findings}
     assert (rows["completes"].says, rows["completes"].n) == ("INCONCLUSIVE", 2)
     assert rows["completes"].text.startswith("1 of its runs are not complete")
 
@@ -225,7 +236,7 @@ def test_results_are_written_and_kept(
     spec, out = swept()
     log = spec.path.with_suffix(".md")
     log.write_text(log.read_text() + "\n## Notes\n\nMine.\n")
-    command = ["analyze", str(spec.path), "--out", str(out), "--draws", "99", "--write"]
+    command = ["analyze", str(spec.path), "--out", str(out), "--write"]
     assert run(cli, command) == 0
     first = log.read_text()
     assert run(cli, command) == 0
@@ -233,7 +244,7 @@ def test_results_are_written_and_kept(
     assert first.count("### MORE") == 1
     assert "(nothing yet)" not in first
     assert first.endswith("\n## Notes\n\nMine.\n")
-    assert "| aligned | primary |" in first
+    assert "primary    aligned: " in first
     assert "DECISION: MORE. again" in capsys.readouterr().out
     write(level=0.8)
     assert run(cli, command) == 0
@@ -251,7 +262,7 @@ def test_check_and_json(swept: Callable[..., tuple[Spec, Path]], capsys: pytest.
     """--json is one object; --check exits with 1 exactly when the primary failed."""
     spec, out = swept()
     capsys.readouterr()
-    code = run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99", "--json", "--check"])
+    code = run(cli, ["analyze", str(spec.path), "--out", str(out), "--json", "--check"])
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"]["word"] == "MORE"
     assert code == (1 if found["verdict"]["findings"][0]["says"] == "FAIL" else 0)

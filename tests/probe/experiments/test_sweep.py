@@ -154,6 +154,7 @@ def test_an_interrupt_cancels_what_runs(
     assert [job.cancelled for job in engine.jobs] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_job_of_this_machine_leaves_the_bytes_of_a_run_by_hand(
     tiny: Callable[..., Spec], out: Path, tmp_path: Path
 ) -> None:

@@ -47,13 +47,13 @@ def both(replay: Callable[..., Path], quick: list[str]) -> Path:
 
 def analysed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> dict:
     capsys.readouterr()
-    assert run(cli, ["analyze", str(directory), "--json", "--draws", "99", *options]) == 0
+    assert run(cli, ["analyze", str(directory), "--json", *options]) == 0
     return orjson.loads(capsys.readouterr().out)
 
 
 def printed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> str:
     capsys.readouterr()
-    assert run(cli, ["analyze", str(directory), "--draws", "99", *options]) == 0
+    assert run(cli, ["analyze", str(directory), *options]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -148,34 +148,32 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(
 
 
 def test_lora_alone_answers_the_three_questions(lora_alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A verdict with numbers and nulls, recorded cosines reproduced; no table of several bases."""
+    """A verdict with numbers and nulls, recorded cosines reproduced."""
     found = analysed(capsys, lora_alone)
     parts = {part["name"]: part for part in found["validity"]}
     assert parts["offline geometry"]["says"] == "HOLDS"
     assert parts["held-out sign"]["text"].startswith("v_hack has the sign of")
     assert {row["name"] for row in found["estimates"]} >= {"pull", "benign", "contrast", "cos_in, permuted pairs"}
-    assert [row["basis"] for row in found["bases"]] == ["lora"]
-    text = printed(capsys, lora_alone)
-    assert "no inner products" not in text
-    assert "The bases" not in text
+    assert found["verdict"]["about"]["basis"] == "lora"
+    assert "no inner products" not in printed(capsys, lora_alone)
 
 
-def numbers(basis: dict) -> list[dict | None]:
+def numbers(found: dict) -> list[dict | None]:
     """Behind the three questions."""
-    return [finding["number"] for finding in basis["verdict"]["findings"]]
+    return [finding["number"] for finding in found["verdict"]["findings"]]
 
 
-def test_both_bases_side_by_side(both: Path, lora_alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The verdict is that of vanilla; the row of LoRA is what a replay in LoRA alone says."""
-    found, alone = analysed(capsys, both), analysed(capsys, lora_alone)
-    svd, lora = found["bases"]
-    assert (svd["basis"], svd["arm"], svd["verdict"]) == ("svd", "vanilla", found["verdict"])
-    assert (lora["arm"], lora["verdict"]["word"]) == ("projected-lora", alone["verdict"]["word"])
-    for beside, by_itself in zip(numbers(lora), numbers(alone["bases"][0]), strict=True):
+def test_a_basis_is_judged_as_in_a_replay_of_its_own(
+    both: Path, lora_alone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdict is that of vanilla; --basis lora says what a replay in LoRA alone says."""
+    found, lora, alone = analysed(capsys, both), analysed(capsys, both, "--basis", "lora"), analysed(capsys, lora_alone)
+    assert (found["verdict"]["about"]["basis"], found["measured_arm"]) == ("svd", "vanilla")
+    assert lora["arms"] == ["projected-lora"]
+    assert (lora["measured_arm"], lora["verdict"]["word"]) == ("projected-lora", alone["verdict"]["word"])
+    for beside, by_itself in zip(numbers(lora), numbers(alone), strict=True):
         assert (beside is None) == (by_itself is None)
         assert beside is None or beside["value"] == pytest.approx(by_itself["value"], rel=1e-3)
-    selected = analysed(capsys, both, "--basis", "lora")
-    assert (selected["arms"], selected["bases"]) == (["projected-lora"], [lora])
 
 
 def test_a_basis_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,5 +194,5 @@ def test_replay_and_analyze_report_each_condition(
     assert run(cli, arguments) == 0
     table = capsys.readouterr().out
     assert "condition" in table.splitlines()[0]
-    assert run(cli, ["analyze", "--json", "--draws", "99", str(grid.path)]) == 0
+    assert run(cli, ["analyze", "--json", str(grid.path)]) == 0
     assert [one["condition"] for one in json.loads(capsys.readouterr().out)] == list(CONDITIONS)
