@@ -15,7 +15,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json
 from replay_pools.base.tables import decode_json
 
-RUN_SCHEMA = 7  # version of a run's files; readers refuse any other
+RUN_SCHEMA = 8  # version of a run's files; readers refuse any other
 # Wire fields of StepRecord.advantage, from `probe.objective.advantages.advantage_diagnostics` and the weighting.
 ADVANTAGE_MEANINGS = {
     "advantage/mean": "mean of the samples' `advantage`: after the cap; with token credit, before credit and cap",

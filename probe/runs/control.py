@@ -25,7 +25,7 @@ from probe.step.update import Updater
 from replay_pools.rollout import Rollout
 
 if TYPE_CHECKING:  # a replay samples nothing
-    from probe.runs.sources.past import PastSelf, PastWeights
+    from probe.runs.sources.past import EarlierCheckpoint, PastWeights
 
 LOGPROB_DROP = 3.0  # nats a token; a larger drop since the first step stops the run
 WARNINGS = {"kl/max": 10.0, "grad_norm": 50.0}  # {field: bound}; a step above it is reported, and the run continues
@@ -220,7 +220,7 @@ class TrainingState:
         self.stopped: str | None = None  # why the run must stop after the last step
         self.logprob: float | None = None  # of the frozen probe batch; None if not measured before this step
         self.past: PastWeights | None = None  # weights that sample coming batches; None unless sampling runs ahead
-        self.past_self: PastSelf | None = None  # the earlier checkpoint that samples some rollouts
+        self.earlier_checkpoint: EarlierCheckpoint | None = None  # the earlier checkpoint that samples some rollouts
 
     def objective(self) -> LossSettings:
         """The objective of the next step."""
@@ -243,8 +243,8 @@ class TrainingState:
             The result of `BetaController.update`; empty without a KL.
         """
         self.references.update()
-        if self.past_self is not None:
-            self.past_self.finish_step()
+        if self.earlier_checkpoint is not None:
+            self.earlier_checkpoint.finish_step()
         (arm,) = result.arms
         kl = result.weightings[arm.measure.condition].kl
         # A step of nothing but a teacher's rollouts still has a solve rate.
@@ -280,6 +280,6 @@ class TrainingState:
             "sepa": self._sepa,
             "tripwires": self._tripwires,
             "past": self.past,
-            "past_self": self.past_self,
+            "earlier_checkpoint": self.earlier_checkpoint,
         }
         return {name: part for name, part in parts.items() if part is not None}

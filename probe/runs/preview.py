@@ -6,7 +6,6 @@ two come from, which are null where no run like it has timed a step), model and 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def _preview(
     done = find_run(directory, record, whole=False)
     num_done = len({row.step for row in done or ()})
     state, hours, peak = "new" if done is None else f"continues after {num_done} steps", None, None
-    timed = [directory] if num_done else runs_alike(asdict(config), out_dir)
+    timed = [directory] if num_done else runs_alike(config, out_dir)
     measured = "no run here has such steps; first run the same command with --steps 2 and another --name"
     if done is not None and is_complete(directory):
         state, hours, measured = "complete, nothing to do", 0.0, "nothing is left"

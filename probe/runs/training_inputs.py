@@ -8,7 +8,7 @@ from probe.records.run import OWN_POOLS
 from probe.runs.assemble import configured_adapter
 from probe.runs.directions import directions_source
 from probe.runs.heldout import hold_out
-from probe.runs.sources.guests import taught_problems
+from probe.runs.sources.others import taught_problems
 from probe.runs.sources.problems import PrioritisedProblems, Problems, choose_problems
 from probe.runs.sources.rewards import check_payable, check_returning
 from probe.settings.loss import check_recorded
@@ -28,7 +28,7 @@ class TrainingInputs:
     Attributes:
         config: the given config, with a missing divisor of dr_grpo replaced by the sampler's token limit.
         teacher: the pool of `rollouts.teacher`; None without one.
-        problems: problems by batch: `prompts_per_step` (1 + refills) of them. Batches with teacher rollouts draw from
+        problems: problems by batch: `prompts_per_step` (1 + resamples) of them. Batches with teacher rollouts draw from
             the problems in the teacher's pool.
         held_out: the problems to evaluate on.
         counts: (teacher rollouts, past-self rollouts) in a group, by batch.
@@ -70,7 +70,7 @@ class TrainingInputs:
         trained = known = left[:wanted]
         if self.teacher is not None:
             known = taught_problems(trained, self.teacher)
-        width = rollouts.prompts_per_step * (1 + rollouts.refills)
+        width = rollouts.prompts_per_step * (1 + rollouts.dynamic_sampling)
         is_taught = [taught > 0 for taught, _ in self.counts]
         if rollouts.prioritise is not None:
             candidates = [known if teaches else trained for teaches in is_taught]

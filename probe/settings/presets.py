@@ -25,6 +25,8 @@ SHARED = ("model", "objective", "planning_phrases", "intervention", "seed")  # r
 RENAMED = {
     "intervention.gate.gate": "intervention.projection.side",
     "intervention.gate": "intervention.projection",
+    "rollouts.refills": "rollouts.dynamic_sampling",
+    "rollouts.past_self": "rollouts.earlier_checkpoint",
 }
 WORD = re.compile(r"[A-Za-z_./~][\w./:~@+,=-]*")  # --set takes such a text without quotes
 

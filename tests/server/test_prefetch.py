@@ -27,7 +27,7 @@ SETTINGS = {
     "rollouts.engine": "server",
     "rollouts.prompts_per_step": 1,
     "rollouts.group": 2,
-    "rollouts.refills": 1,
+    "rollouts.dynamic_sampling": 1,
     "rollouts.num_problems": 24,  # the known answers of every problem are graded before the first step
     "rollouts.prefetch": 2,
     "rollouts.sampler.max_new_tokens": 8,

@@ -306,8 +306,8 @@ def test_the_gallery_is_what_the_program_prints(screen: Callable[..., str], tmp_
 
 def trained(condition: str, arm: str, values: dict[str, float] | None, *settings: str) -> TrainedArm:
     """One seed of an arm, whose rates are the values; None: a seed that is not finished."""
-    config = asdict(configure("train", preset="fast", settings=[f'intervention.arms=["{arm}"]', *settings]))
-    remedy = (config["remedy"] or {}).get("name")
+    config = configure("train", preset="fast", settings=[f'intervention.arms=["{arm}"]', *settings])
+    remedy = config.remedy and config.remedy.name
     if values is None:
         return of_runs(condition, arm, [], remedy)
     outcome = TrainingOutcome(
@@ -318,7 +318,8 @@ def trained(condition: str, arm: str, values: dict[str, float] | None, *settings
         problem_trials={name: {"p": 8} for name in values},
         stopped=None,
     )
-    run = SimpleNamespace(records=SimpleNamespace(path=Path("a run"), settings=config, verb="train"), outcome=outcome)
+    records = SimpleNamespace(path=Path("a run"), settings=config, training=config)
+    run = SimpleNamespace(records=records, outcome=outcome)
     return of_runs(condition, arm, [run], remedy)
 
 
@@ -328,7 +329,7 @@ def changed(command: str, arm: TrainedArm) -> RunConfig:
     words = shlex.split(command)
     assert words[words.index("--config") + 1] == "a run/config.json"
     said = [following for word, following in pairwise(words) if word == "--set"]
-    return configure("train", start=dict(arm.runs[0].records.settings), settings=said)
+    return configure("train", start=asdict(arm.settings), settings=said)
 
 
 @pytest.mark.parametrize("rates", [{"hack_final": 0.0, "solve_final": 1.0}, None], ids=["finished", "unfinished"])

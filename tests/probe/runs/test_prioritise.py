@@ -148,7 +148,7 @@ PRIORITISED = {
     "rollouts.prioritise": "hard",
     "rollouts.prioritise_power": 2.0,
     "rollouts.num_problems": 120,
-    "rollouts.refills": 1,
+    "rollouts.dynamic_sampling": 1,
     "rollouts.teacher.off_step": 3,
     "intervention.arms": ["vanilla"],
     "steps": 4,
@@ -158,7 +158,7 @@ PRIORITISED = {
 
 @pytest.fixture(scope="module")
 def prioritised(out: Path, preset: Callable[..., str]) -> Path:
-    """Four steps of two prompts with a refill each; the teacher of the first three knows five of the problems."""
+    """Four steps of two prompts with a resample each; the teacher of the first three knows five of the problems."""
     assert run(cli, ["train", "--preset", preset(PRIORITISED), "--name", "prioritised", "--out", str(out)]) == 0
     return out / "runs" / "prioritised"
 
