@@ -90,7 +90,7 @@ def test_a_run_reads_back(tmp_path):
     )
     run = read_run(tmp_path)
     assert [s.step for s in run.samples] == [999, 1000]
-    assert (run.steps, run.config) == ([STEP], {"arms": ["vanilla"]})
+    assert (run.steps, run.config) == ([STEP], {"settings": {}})
 
 
 @pytest.mark.parametrize(
