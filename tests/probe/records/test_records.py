@@ -200,7 +200,7 @@ def test_changed_missing_and_extra_files_are_refused(tmp_path):
     (tmp_path / "other" / "steps.jsonl").unlink()
     with pytest.raises(InputError, match="steps.jsonl: expected a file, found no such file"):
         read_run(tmp_path / "other")
-    write_json(tmp_path / "config.json", {"settings": {}})
+    write_json(tmp_path / "config.json", {"settings": {"seed": 1}})
     write_steps(tmp_path, [STEP])
     (tmp_path / "step_001.cos.jsonl.gz").unlink()
     with pytest.raises(InputError, match="config.json: expected sha256"):
