@@ -1,23 +1,22 @@
 """The inputs of a training: problems, teacher, and the record of both. Loads no weights."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from probe.records.run import OWN_POOLS
-from probe.runs.assemble import configured_adapter
-from probe.runs.directions import directions_source
 from probe.runs.heldout import hold_out
+from probe.runs.inputs import record_of
 from probe.runs.sources.others import taught_problems
 from probe.runs.sources.problems import PrioritisedProblems, Problems, choose_problems
 from probe.runs.sources.rewards import check_payable, check_returning
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
+from probe.settings.training import ModelConfig
 from probe.step.distributed import SOLO, World
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
-from replay_pools.policy.adapters import adapter_sha
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.vocabulary import check_imported
 
@@ -48,15 +47,14 @@ class TrainingInputs:
         self.teacher = _open_teacher(config, out_dir)
         self.problems, self.held_out = self._problems(directory)
 
+    @property
+    def model(self) -> ModelConfig:
+        """The table `model`."""
+        return self.config.model
+
     def record(self) -> dict[str, Any]:
         """Return the part of `config.json` that needs no policy: neither weights nor the number of ranks."""
-        start = configured_adapter(self.config.model)
-        return {
-            "settings": asdict(self.config),
-            "pools": [] if self.teacher is None else [self.teacher.identity()],
-            "directions": directions_source(self.config.intervention),
-            "adapter_sha256": None if start is None else adapter_sha(*start),
-        }
+        return record_of(self.config, [] if self.teacher is None else [self.teacher], self.model)
 
     def _problems(self, directory: Path) -> tuple[Problems, list[Problem]]:
         rollouts, seed = self.config.rollouts, self.config.seed
