@@ -254,7 +254,7 @@ def _check_surprise(condition: ResolvedCondition, out_dir: Path) -> None:
     if isinstance(config, TrainConfig) and config.objective.reward == "surprise":
         from probe.runs.training_inputs import TrainingInputs  # brings torch, which no other check needs
 
-        TrainingInputs(config, out_dir, out_dir)
+        TrainingInputs(config, out_dir)
 
 
 def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:

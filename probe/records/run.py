@@ -11,7 +11,6 @@ products of gradients (`probe.runs.gram_recorder`), and with a lookahead `lookah
 training also holds
 
     evals.jsonl                       one line an evaluation
-    draws.jsonl                       one line a batch: the problems drawn by priority (`rollouts.prioritise`)
     rollouts/                         the pool of its rollouts
     past-self/                        rollouts of an earlier checkpoint (`rollouts.earlier_checkpoint`)
     evaluations/step_NNNNNN/SETTING/  a pool for each setting of an evaluation
@@ -63,7 +62,6 @@ EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluati
 EARLIER_DIR = "past-self"
 IN_TRAINING = "in training: "  # how the adapter of a training's rollouts begins: no file has it
 OWN_POOLS = (ROLLOUTS_DIR, EARLIER_DIR)  # that a training writes and trains on
-DRAWS_FILE = "draws.jsonl"
 LOOKAHEAD_FILE = "lookahead.jsonl"
 GRAM_DIR = "gram"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
@@ -71,7 +69,6 @@ CHANGED = "the run was changed after it ended: repeat it"
 OTHER_FILES = (  # also hashed in the manifest; a pool's manifest covers the pool
     f"{GRAM_DIR}/**/*.safetensors",
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
-    DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
     f"{ADAPTER_DIR}*/**/*.safetensors",  # including the adapters that the training started from

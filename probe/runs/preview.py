@@ -55,7 +55,7 @@ def preview_replay(config: ReplayConfig, directory: Path, *, out_dir: Path, say:
 
 def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
     """Say what `train` with the same arguments would sample, in one process; it raises as `preview_replay`."""
-    inputs = TrainingInputs(config, out_dir, directory)
+    inputs = TrainingInputs(config, out_dir)
     config, rollouts, evaluation = inputs.config, inputs.config.rollouts, inputs.config.evaluation
     sampled = inputs.problems.num_batches * rollouts.prompts_per_step * rollouts.group
     evaluated = evaluation.num_problems * evaluation.rollouts_per_problem * len(evaluated_settings(config))

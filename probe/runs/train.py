@@ -71,7 +71,7 @@ def train(
     Raises:
         InputError: wrong or contradicting settings, problems, model or directions, or a directory with another run.
     """
-    inputs = TrainingInputs(config, out_dir, directory, world)
+    inputs = TrainingInputs(config, out_dir, world)
     config, rollouts, timings = inputs.config, inputs.config.rollouts, Timings()
     world.check_size(rollouts.prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
     if rollouts.engine == "server" and world.size > 1:

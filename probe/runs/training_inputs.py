@@ -38,14 +38,14 @@ class TrainingInputs:
             distribution (temperature, top_p, top_k) although the objective needs recorded log-probabilities.
     """
 
-    def __init__(self, config: TrainConfig, out_dir: Path, directory: Path, world: World = SOLO) -> None:
+    def __init__(self, config: TrainConfig, out_dir: Path, world: World = SOLO) -> None:
         if config.objective.lacks_divisor:
             limit = config.rollouts.sampler.max_new_tokens
             config = replace(config, objective=replace(config.objective, max_completion_length=limit))
         self.config, self.world = config, world
         self.counts = [config.rollouts.counts(step) for step in range(0, config.steps, config.rollouts.iterations)]
         self.teacher = _open_teacher(config, out_dir)
-        self.problems, self.held_out = self._problems(directory)
+        self.problems, self.held_out = self._problems()
 
     @property
     def model(self) -> ModelConfig:
@@ -56,7 +56,7 @@ class TrainingInputs:
         """Return the part of `config.json` that needs no policy: neither weights nor the number of ranks."""
         return record_of(self.config, [] if self.teacher is None else [self.teacher], self.model)
 
-    def _problems(self, directory: Path) -> tuple[Problems, list[Problem]]:
+    def _problems(self) -> tuple[Problems, list[Problem]]:
         rollouts, seed = self.config.rollouts, self.config.seed
         environment = get_environment(rollouts.env)
         splits = environment.problems("train"), environment.problems("eval")
@@ -73,7 +73,7 @@ class TrainingInputs:
         if rollouts.prioritise is not None:
             candidates = [known if teaches else trained for teaches in is_taught]
             priority, power = rollouts.prioritise, rollouts.prioritise_power
-            return PrioritisedProblems(candidates, width, priority, power, seed, directory, self.world), held_out
+            return PrioritisedProblems(candidates, width, priority, power, seed, self.world), held_out
         drawn = {}
         for teaches, candidates in ((True, known), (False, trained)):
             batches = is_taught.count(teaches)

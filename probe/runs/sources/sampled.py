@@ -86,7 +86,6 @@ class Sampled:
 
     def finish(self, batches: int) -> None:
         """Complete the run's pools with their first `batches`, the ones that a step trained on."""
-        self._inputs.problems.finish(batches)
         self.live.finish(batches)
         if self.earlier_checkpoint is not None:
             self.earlier_checkpoint.finish(batches)
