@@ -199,7 +199,7 @@ def _print(title: str, rollout: "Rollout", record: "SampleRecord | None", tokens
     echo(f"{title}: {', '.join(tags_of(rollout))}")
     echo("\nPROMPT (last message of the user)")
     echo(_indented(question_of(rollout)))
-    echo("\nCOMPLETION" if tokens is None else "\nCOMPLETION, with the share of each line in cos_S_nll")
+    echo("\nCOMPLETION" if tokens is None else "\nCOMPLETION, with the share of each line in the likelihood cosine")
     echo(_with_shares(rollout, tokens))
     echo()
     for name, sentence in facts_of(rollout, record):
