@@ -1,4 +1,4 @@
-"""Controls of v_hack (Haar, permuted), and principal angles between two sets of directions.
+"""Controls of v_hack: Haar, permuted, flipped and placebo directions.
 
 A cosine with v_hack means something only when compared with the same cosine along controls:
 
@@ -10,19 +10,8 @@ A cosine with v_hack means something only when compared with the same cosine alo
 
 To add a control: a function here that returns `Directions`, and a branch in `extraction.library.DirectionLibrary.get`.
 
-Similarity of two extractions V (k, r) and W (l, r) in a module (Bjoerck and Golub 1973):
-
-    cos theta_i   = i-th singular value of V W^T                    i = 1 .. min(k, l), the smallest angle first
-    overlap       = sum_i cos^2 theta_i / min(k, l)                 1: one subspace holds the other; 0: orthogonal
-    chance        = max(k, l) / r                                   its mean for Haar directions: E |V W^T|^2 = k l / r
-    axis_cos      = <u, w>,  u = sum_i V_i / sqrt(k)                the axes along which cosines are measured, signed
-
-Shapes: r coordinates of a module, k and l directions, n pairs.
+Shapes: r coordinates of a module, k directions, n pairs.
 """
-
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -68,35 +57,3 @@ def flipped_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor]
     n = int((~pairs.held_out).sum())
     signs = 1.0 - 2.0 * torch.randint(2, (n, 1), generator=torch.Generator().manual_seed(seed))
     return {module: signs.to(D) * D for module, D in differences.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleAngles:
-    """Similarity of two sets of directions in one module, as in the module docstring."""
-
-    angles: tuple[float, ...]  # theta_i in degrees, smallest first
-    overlap: float  # 0..1
-    chance: float  # mean of `overlap` for random directions
-    axis_cos: float  # -1..1
-
-
-def principal_angles(V: Tensor, W: Tensor) -> ModuleAngles:
-    """Return angles, overlap and axis cosine of V (k, r) and W (l, r), computed in float64.
-
-    Direction files hold float32, so an angle below about 0.02 degrees is rounding.
-    """
-    products = V.double() @ W.double().T
-    # Rounding can push a singular value above 1, where acos is NaN.
-    cosines = torch.linalg.svdvals(products).clamp(max=1.0)
-    return ModuleAngles(
-        angles=tuple(torch.rad2deg(torch.acos(cosines)).tolist()),
-        overlap=float(cosines.square().mean()),
-        chance=max(len(V), len(W)) / V.shape[1],
-        axis_cos=float(products.sum()) / math.sqrt(len(V) * len(W)),
-    )
-
-
-def compare_modules(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, ModuleAngles]:
-    """Return the `principal_angles` of every module, for {module: (k, r)}; modules without directions are left out."""
-    shared = [module for module in first if module in second and len(first[module]) and len(second[module])]
-    return {module: principal_angles(first[module], second[module]) for module in shared}

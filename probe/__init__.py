@@ -9,7 +9,7 @@
     probe.analyze(run)                          its verdict: .verdict.word, print(.verdict)
     probe.attach(optimizer, direction, model=)  the same inside your own loop; project=True removes the direction
     probe.read_run(run)                         its records, as columns, polars or pandas
-    probe.Direction                             save, load, push_to_hub, from_hub
+    probe.Direction                             save, load
 
 Models, pools, runs and directions go by name or by path. Each has an example: help(probe.extract). A whole session:
 

@@ -96,7 +96,7 @@ class Analysis:
         """The arms, in the order of their first steps."""
         arms = tuple(dict.fromkeys(step.arm for step in self.steps))
         # A training that stops before its first step is still evaluated.
-        return tuple(self.records.settings["intervention"]["arms"]) if is_training(self.records) and not arms else arms
+        return self.records.settings.intervention.arms if is_training(self.records) and not arms else arms
 
     @cached_property
     def measured_arm(self) -> str | None:
@@ -146,8 +146,7 @@ class Analysis:
     @property
     def projection_config(self) -> ProjectionConfig:
         """The run's projection settings."""
-        options = self.records.settings.get("intervention", {}).get("projection", {})
-        return ProjectionConfig(**{name: options[name] for name in ("side", "overshoot", "target") if name in options})
+        return self.records.settings.intervention.projection
 
     @property
     def adapted(self) -> Adapted | None:

@@ -122,8 +122,8 @@ def _pair_sign(analysis: "Analysis") -> list[Estimate]:
 
 
 def _own(analysis: "Analysis") -> list[Estimate]:
-    found, settings = _measured(analysis), analysis.records.settings.get("model") or {}
-    policy = (analysis.records.config.get("model"), settings.get("adapter"))
+    found, run = _measured(analysis), analysis.records
+    policy = (run.config.get("model"), run.settings.model.adapter)
     names = [pool.name for pool in analysis.pools if pool.policy == policy]
     return [] if found is None else [transfer(found[0], names, found[1])]
 

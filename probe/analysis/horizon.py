@@ -48,7 +48,7 @@ def cautions_of(arms: Iterable[TrainedArm], baseline: TrainedArm | None) -> list
 
 
 def _of_arm(arm: TrainedArm, *, is_baseline: bool) -> list[str]:
-    runs, mode = [run.records.evals for run in arm.runs], arm.runs[0].records.settings["rollouts"]["mode"]
+    runs, mode = [run.records.evals for run in arm.runs], arm.settings.rollouts.mode
     starts = [f"START: {sentence}" for sentence in start_cautions(runs, mode)] if is_baseline else []
     ends, earlier = [], []
     for run in map(deployed, runs):

@@ -16,20 +16,16 @@ To add a rate, add a row in RATES and its meaning in `probe.records.tables.RATES
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
 from probe.records.records import StepRecord
-from probe.records.run import EVALUATIONS_DIR, Run, settings_of
-from probe.settings.run import TrainConfig
-from probe.settings.training import ModelConfig, OptimizerConfig
+from probe.records.run import CONFIG_FILE, EVALUATIONS_DIR, Run
+from probe.settings.run import read_config
 from probe.settings.words import ALL, NO_HINT
-from replay_pools.base.tables import overlaid
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 
@@ -47,34 +43,23 @@ ELO_GAP = "elo_gap"
 
 def is_training(run: Run) -> bool:
     """Return True for a run of `probe train`."""
-    return run.verb == "train"
+    return run.settings.verb == "train"
 
 
 def trains(run: Run) -> bool:
     """Return True if an optimizer steps (`probe train`, or a replay with a learning rate), even if nothing moved."""
-    return is_training(run) or ((run.settings.get("optimizer") or {}).get("lr") or 0) > 0
+    return run.settings.trains
 
 
 def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings that shape a `probe train` run's numbers, without arm and seed, from its `config.json`.
-
-    A setting that is newer than the run gets its default, the only value that the run could have had.
-    """
-    settings = overlaid(_defaults(), settings_of(config))
+    """Return the settings that shape a `probe train` run's numbers, without arm and seed, from its `config.json`."""
+    settings = asdict(read_config(config["settings"], CONFIG_FILE))
     weights, directions = config["base_weights_sha256"], config.get("directions")
     intervention = {**settings["intervention"], "arms": None}
     # For an initial adapter the weights matter, not the path.
     model = {**settings["model"], "adapter": config.get("adapter_sha256")}
     fixed = {"seed": None, "preregistered": None, "weights": weights, "directions": directions}
     return {**settings, "intervention": intervention, "model": model, **fixed}
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    """Return the default training settings, in JSON form."""
-    # Every training states its own model, steps and learning rate.
-    plain = TrainConfig(model=ModelConfig(name=""), steps=1, optimizer=OptimizerConfig(lr=1.0))
-    return orjson.loads(orjson.dumps(plain))
 
 
 def starts(run: Run, others: Iterable[Run]) -> list[StepRecord]:
@@ -84,7 +69,7 @@ def starts(run: Run, others: Iterable[Run]) -> list[StepRecord]:
     """
     runs = [run]
     for other in others if is_training(run) else ():
-        if is_training(other) and other.path != run.path and other.settings["seed"] == run.settings["seed"]:
+        if is_training(other) and other.path != run.path and other.settings.seed == run.settings.seed:
             runs += [other] * (shared_settings(other.config) == shared_settings(run.config))
     steps = []
     for each in runs:

@@ -19,7 +19,6 @@ import click
 from click.core import ParameterSource
 
 from probe.cli._frame import AnyFunction, known_pools, one_of, several_of
-from probe.records.run import settings_of
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names
@@ -220,7 +219,7 @@ def _as_option(option: click.Parameter, value: Any) -> str:
 def _stored(verb: Verb, path: Path) -> Mapping[str, Any]:
     """Return the settings in the config.json of a run."""
     config = read_json(path)
-    settings = settings_of(config) if isinstance(config, dict) else {}
+    settings = config.get("settings", {}) if isinstance(config, dict) else {}
     if settings.get("verb") != verb:
         actual = f"a run of probe {settings['verb']}" if "verb" in settings else "none"
         raise InputError(path, expected=f"the config.json of a run of probe {verb}", found=actual)

@@ -85,34 +85,6 @@ def list_runs(out: Path) -> list[Row]:
     return rows
 
 
-def list_evals(out: Path) -> list[Row]:
-    """List the evaluations in OUT/evals."""
-    rows = []
-    for path in _folders(out / "evals"):
-        settings = sorted(place.name for place in _folders(path))
-        rows.append({"name": path.name, "settings": settings, "state": _state((path / "evaluation.json").is_file())})
-    return rows
-
-
-def list_sweeps(out: Path) -> list[Row]:
-    """List the sweeps in OUT/sweeps, with the number of commands in each state."""
-    from probe.experiments.jobs import STATE_FILE
-
-    rows = []
-    for path in _folders(out / "sweeps"):
-        state = _table(path / STATE_FILE)
-        jobs = [job["status"] for job in state.get("rows", [])]
-        counts = {status: jobs.count(status) for status in ("done", "running", "failed")}
-        rows.append({"name": path.name, "jobs": len(jobs), **counts, "stopped": state.get("stopped") or None})
-    return rows
-
-
-def list_reports(out: Path) -> list[Row]:
-    """List the pages in OUT/reports."""
-    files = sorted((out / "reports").glob("*.html"))
-    return [{"name": path.name, "KiB": round(path.stat().st_size / 1024)} for path in files]
-
-
 def _folders(place: Path) -> list[Path]:
     """Return the folders in a place, sorted, without hidden (unfinished) ones."""
     return sorted(path for path in place.glob("*/") if not path.name.startswith((".", "_")))
@@ -143,7 +115,4 @@ KINDS: dict[str, Callable[[Path], list[Row]]] = {
     "pools": list_pools,
     "directions": list_directions,
     "runs": list_runs,
-    "evals": list_evals,
-    "sweeps": list_sweeps,
-    "reports": list_reports,
 }

@@ -82,7 +82,7 @@ def check(
         first, *others = pair_notes
         lines = _log_lines(rollouts, log, pool, config.model, out)
         lines += [first, *(f"  {note}" for note in others)]
-        adapted = adapted_weights(config.model, str(config.model.name))
+        adapted = adapted_weights(config.model)
         lines += [f"model {config.model.name}: {adapted.caution or adapted}"]
         echo("\n".join(lines) + "\n")
     _judge(replayed(config, name, out, say), name, out, as_json)

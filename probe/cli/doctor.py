@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 import click
-import psutil
 
 from probe.cli._frame import echo, echo_json, json_option, out_option
 from replay_pools.base.errors import InputError
@@ -27,8 +26,6 @@ from replay_pools.pool import BUILTIN, open_pool
 
 REINSTALL = "install gradient-probe again, in a fresh environment"
 GIB = 1 << 30
-LITTLE_MEMORY = 2 * GIB  # enough to replay the bundled model while rollouts are graded
-LITTLE_DISK = GIB
 NUM_CANARIES = 3  # problems
 
 Check = Callable[[Path], str | tuple[str, str]]
@@ -49,7 +46,7 @@ class CheckResult:
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
-    """Check Python, devices, memory, disk, isolation, the grader and the built-in data, with a fix for what fails.
+    """Check Python, devices, isolation, the grader and the built-in data, with a fix for what fails.
 
     Exit code 1 on a failure; a warning is none. Completion in the shell is click's: eval "$(_PROBE_COMPLETE=bash_source
     probe)". Example:
@@ -98,30 +95,6 @@ def check_device(out: Path) -> str | tuple[str, str]:
     if not gpus and shutil.which("nvidia-smi"):
         return f"{devices}, but a driver is installed", "install torch with CUDA"
     return devices
-
-
-def check_memory(out: Path) -> str | tuple[str, str]:
-    """Check that this machine and container have enough available memory."""
-    available = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    limit = group / "memory.max"
-    # The file contains "max" if the control group has no limit.
-    if limit.exists() and limit.read_text().strip().isdigit():
-        used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        # Count only anonymous memory, because the kernel drops file caches when memory is short.
-        available = min(available, int(limit.read_text()) - int(used["anon"]))
-    amount = f"{available / GIB:.1f} GiB available"
-    if available < LITTLE_MEMORY:
-        return amount, f"free some: below {LITTLE_MEMORY / GIB:.0f} GiB work may be killed"
-    return amount
-
-
-def check_disk(out: Path) -> str | tuple[str, str]:
-    """Check that the root folder, or its nearest existing parent, has enough free space."""
-    place = out.absolute()
-    free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
-    amount = f"{free / GIB:.1f} GiB free at {out}"
-    return amount if free >= LITTLE_DISK else (amount, "free some space, or choose another place with --out")
 
 
 def check_isolation(out: Path) -> str:
@@ -178,8 +151,6 @@ def check_organism(out: Path) -> str:
 
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("device", check_device),
-    ("memory", check_memory),
-    ("disk", check_disk),
     ("isolation", check_isolation),
     ("grader", check_grader),
     ("pools", check_pools),

@@ -1,11 +1,10 @@
-"""probe extract: write directions from contrast pairs to a file; show cards, and angles between two files."""
+"""probe extract: write directions from contrast pairs to a file; show cards."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,9 +19,6 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
-
-if TYPE_CHECKING:  # torch
-    from extraction.controls import ModuleAngles
 
 SAMPLED = "sampled"  # suggested name for a pool of the model
 DIVISOR = "objective.max_completion_length"  # dr_grpo's
@@ -105,11 +101,8 @@ def _more(config: ReplayConfig, basis: Basis) -> str:
     return "".join(f" {part}" for part in parts)
 
 
-def show_directions(file: Path, other: Path | None, as_json: bool) -> None:
-    """Print a card, checked against its file, or the angles between two files, for `probe show FILE`."""
-    if other is not None:
-        _print_angles(file, other, as_json)
-        return
+def show_directions(file: Path, as_json: bool) -> None:
+    """Print a card, checked against its file, for `probe show FILE`."""
     from probe.runs.directions import card_path, read_card
 
     card = read_card(file)
@@ -122,44 +115,6 @@ def show_directions(file: Path, other: Path | None, as_json: bool) -> None:
         found = f"{type(error).__name__}: {error}"
         fix = "run probe extract again"
         raise InputError(card_path(file), expected="a card that probe extract wrote", found=found, fix=fix) from error
-
-
-def _print_angles(first: Path, second: Path, as_json: bool) -> None:
-    """Print the principal angles between the directions of two files of one basis, by module and summarised."""
-    from extraction.adapters.frames import check_fingerprint
-    from extraction.controls import compare_modules
-    from extraction.directions import load_directions
-
-    left, right = load_directions(first), load_directions(second)
-    check_fingerprint(second, expected=left.metadata["fingerprint"], found=right.metadata["fingerprint"])
-    modules = compare_modules(left.vectors, right.vectors)
-    by_projection: dict[str, list[ModuleAngles]] = {"all": [*modules.values()]}  # by last part of the name
-    for name, angles in modules.items():
-        by_projection.setdefault(name.rpartition(".")[2], []).append(angles)
-    summary = {name: _summary(group) for name, group in by_projection.items()}
-    if as_json:
-        echo_json({"summary": summary, "modules": {name: asdict(angles) for name, angles in modules.items()}})
-        return
-    formats = ("d", ".1f", ".1f", ".3f", ".3f", "+.3f")
-    rows = []
-    for name, numbers in summary.items():
-        pairs = zip(numbers.values(), formats, strict=True)
-        rows.append((name, *("-" if value is None else format(value, form) for value, form in pairs)))
-    echo_table(("modules", "both", "smallest angle", "largest angle", "overlap", "by chance", "axis cosine"), rows)
-    echo(
-        f"{len(modules)} of {len(left.vectors)} modules keep directions in both files; angles in degrees, medians over "
-        "modules; axis cosine: between the axes that cosines are measured along, mean over modules"
-    )
-
-
-def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]:
-    """Medians of the smallest and largest angle and means of the rest, over modules; null without modules."""
-    values = {
-        "angle_min": (median, [module.angles[0] for module in modules]),
-        "angle_max": (median, [module.angles[-1] for module in modules]),
-        **{name: (fmean, [getattr(module, name) for module in modules]) for name in ("overlap", "chance", "axis_cos")},
-    }
-    return {"num_modules": len(modules), **{name: of(each) if each else None for name, (of, each) in values.items()}}
 
 
 def _counted(counts: Mapping[str, int]) -> str:
@@ -182,9 +137,6 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
         ("method, sides of pairs", f"{settings['method']}, {settings['sides']}"),
         ("k, tau, bottom dropped", f"{settings['k']}, {settings['tau']:g}, {settings['drop_bottom_frac']:g}"),
         ("loss, dtype", f"{settings['loss_type']}, {settings['dtype']}"),
-        ("noise floor (singular value)", f"{card['noise_floor']:.3g}"),
-        ("median vote margin", card["median_vote_margin"]),
-        ("directions with vote p < .05", f"{card['frac_votes_p05']:.0%}"),
         ("held-out pairs", held_out["num_pairs"]),
     ]
     if held_out["num_pairs"]:

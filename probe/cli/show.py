@@ -43,24 +43,17 @@ def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
 @click.argument("source", metavar="[RUN|POOL|DIRECTIONS|KIND]", required=False, shell_complete=_complete)
 @click.argument("step", required=False, type=click.IntRange(0))
 @click.argument("sample", required=False, type=click.IntRange(0))
-@click.option(
-    "--compare", type=click.Path(path_type=Path), metavar="DIRECTIONS", help="Print the angles between two files."
-)
 @out_option
 @json_option
-def show(
-    source: str | None, step: int | None, sample: int | None, compare: Path | None, out: Path, as_json: bool
-) -> None:
-    """Without an argument: what is in OUT, finished or not; with a KIND (pools, directions, runs, evals, sweeps,
-    reports) that alone.
+def show(source: str | None, step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
+    """Without an argument: what is in OUT, finished or not; with a KIND (pools, directions, runs) that alone.
 
     Of a RUN or a POOL one rollout: prompt, completion, labels, detectors, and of a run its cosines in every arm. STEP
     and SAMPLE are the numbers of a row in the page of `probe report`. Without SAMPLE the rollouts of the step are
     listed, without STEP those that push the update most. Where the run recorded shares of tokens, every line of the
     completion has its share beside it.
 
-    Of DIRECTIONS (a file, or a name in OUT/directions) the card that `probe extract` wrote, checked against its file;
-    with --compare the principal angles to the directions of another file of the same basis.
+    Of DIRECTIONS (a file, or a name in OUT/directions) the card that `probe extract` wrote, checked against its file.
 
     Examples:
 
@@ -68,20 +61,19 @@ def show(
 
       probe show demo 3 2
 
-      probe show v_hack --compare theirs.safetensors
+      probe show v_hack
     """
     if source is None or source in KINDS:
         list_stored(out, source, as_json)
         return
     run = by_name(Path(source), out / "runs" / source)
     file = by_name(Path(source), out / "directions" / f"{source}.safetensors")
-    if (run / CONFIG_FILE).is_file() and compare is None:
+    if (run / CONFIG_FILE).is_file():
         _show_run(source, read_run(run), step, sample, out, as_json)
-    elif file.is_file() or file.suffix == ".safetensors" or compare is not None:
+    elif file.is_file() or file.suffix == ".safetensors":
         from probe.cli.extract import show_directions
 
-        other = None if compare is None else resolve_directions(compare, out)
-        show_directions(resolve_directions(source, out), other, as_json)
+        show_directions(resolve_directions(source, out), as_json)
     else:
         _show_pool(source, _pool(source, out), step, sample, out, as_json)
 
@@ -207,7 +199,7 @@ def _print(title: str, rollout: "Rollout", record: "SampleRecord | None", tokens
     echo(f"{title}: {', '.join(tags_of(rollout))}")
     echo("\nPROMPT (last message of the user)")
     echo(_indented(question_of(rollout)))
-    echo("\nCOMPLETION" if tokens is None else "\nCOMPLETION, with the share of each line in cos_S_nll")
+    echo("\nCOMPLETION" if tokens is None else "\nCOMPLETION, with the share of each line in the likelihood cosine")
     echo(_with_shares(rollout, tokens))
     echo()
     for name, sentence in facts_of(rollout, record):

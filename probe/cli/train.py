@@ -69,7 +69,7 @@ def train(
 def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
     run = read_run(directory)
-    arm = run.settings["intervention"]["arms"][0]
+    arm = run.settings.intervention.arms[0]
     means = {}
     for column in MEANS:
         known = [value for step in run.steps if (value := getattr(step, column)) is not None]

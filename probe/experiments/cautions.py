@@ -18,7 +18,7 @@ from typing import Any
 from probe.analysis.training_runs import shared_settings
 from probe.experiments.jobs import Job
 from probe.experiments.spec import Spec
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE
 from probe.settings.arms import ARMS
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
@@ -56,9 +56,11 @@ def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
         if stopped := manifests[run.name].get("stopped"):
             sentences.append(f"STOPPED: {run.name}, by a tripwire ({stopped}): its final numbers are of that step")
     for condition in spec.conditions:
-        configs = [read_json(run.directory / CONFIG_FILE) for run in done if condition.name in run.conditions]
+        trained = []
         # The hash of the spec does not cover its preset, so an edit of the preset between two runs shows only here.
-        trained = [flat(shared_settings(config)) for config in configs if settings_of(config)["verb"] == "train"]
+        if spec.settings["verb"] == "train":
+            configs = [read_json(run.directory / CONFIG_FILE) for run in done if condition.name in run.conditions]
+            trained = [flat(shared_settings(config)) for config in configs]
         if different := {key for table in trained for key in table if table[key] != trained[0].get(key)}:
             keys = ", ".join(sorted(different))
             sentences.append(f"MIXED: the runs of {condition.name} differ in {keys}: arms cannot be compared")

@@ -15,10 +15,10 @@ from typing import Any
 
 from extraction.files import resolve_directions
 from probe.experiments.spec import Criterion, ResolvedCondition, Spec, SpecStatus
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, settings_of
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings, check_recorded
 from probe.settings.presets import configure
-from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
+from probe.settings.run import GenerateConfig, ReplayConfig, RunConfig, TrainConfig, read_config
 from probe.settings.words import Verb
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError, refuse
@@ -152,9 +152,9 @@ def is_about(job: Job, criterion: Criterion, spec: Spec) -> bool:
     return (job.conditions[0], job.arms[0]) in spec.sides_of(criterion)
 
 
-def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
-    """Return whether a run (its `config.json`) was made under this spec, an edited version of it, or neither."""
-    stored = settings_of(config).get("preregistered")
+def spec_status(config: RunConfig, spec: Spec) -> SpecStatus:
+    """Return whether a run with these settings was made under this spec, an edited version of it, or neither."""
+    stored = config.preregistered
     if stored == spec.mark:
         return "frozen"
     return "edited" if stored is not None and stored.partition("@")[0] == spec.name else "none"
@@ -165,8 +165,9 @@ def runs_of(spec: Spec, out_dir: Path) -> list[Job]:
     runs = []
     for run in run_jobs(spec, out_dir):
         # A run with refused input has no steps and does not count.
-        started = (run.directory / STEPS_FILE).is_file()
-        status = spec_status(read_json(run.directory / CONFIG_FILE), spec) if started else None
+        status, path = None, run.directory / CONFIG_FILE
+        if (run.directory / STEPS_FILE).is_file():
+            status = spec_status(read_config(read_json(path)["settings"], f"{path} settings"), spec)
         runs.append(replace(run, spec_status=status))
     return runs
 

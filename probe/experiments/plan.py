@@ -162,9 +162,9 @@ def _times(spec: Spec, planned: Sequence[Job], out_dir: Path) -> tuple[MeanTimes
     """Return mean times and a description of the runs that they come from."""
     if (times := mean_times([job.directory for job in planned if job.complete])) is not None:
         return times, f"{times.runs} finished runs of this spec"
-    settings = [asdict(condition.config) for condition in spec.resolved.values()]
-    is_alike = all(step_size(table) == step_size(settings[0]) for table in settings)
-    alike = runs_alike(settings[0], out_dir) if is_alike else []
+    configs = [condition.config for condition in spec.resolved.values()]
+    is_alike = all(step_size(config) == step_size(configs[0]) for config in configs)
+    alike = runs_alike(configs[0], out_dir) if is_alike else []
     return mean_times(alike), f"runs like it ({', '.join(path.name for path in alike)})"
 
 

@@ -18,7 +18,7 @@ from probe.analysis.verdict.pools import environment_of
 from probe.records.run import Run
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure
-from probe.settings.run import StepConfig, read_config
+from probe.settings.run import StepConfig
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_once
 from replay_pools.base.tables import flat, toml_text
@@ -137,7 +137,7 @@ def write_training_spec(
             effect.
     """
     _check_replay(run, analysis)
-    config = read_config(run.settings, run.path)
+    config = run.settings
     seeds = _num_seeds(effect, sd)
     settings = training_settings(run, config, analysis.condition, out_dir)
     _check_directions(run, config)

@@ -11,9 +11,8 @@ products of gradients (`probe.runs.gram_recorder`), and with a lookahead `lookah
 training also holds
 
     evals.jsonl                       one line an evaluation
-    draws.jsonl                       one line a batch: the problems drawn by priority (`rollouts.prioritise`)
     rollouts/                         the pool of its rollouts
-    past-self/                        rollouts of an earlier checkpoint (`rollouts.past_self`)
+    past-self/                        rollouts of an earlier checkpoint (`rollouts.earlier_checkpoint`)
     evaluations/step_NNNNNN/SETTING/  a pool for each setting of an evaluation
     checkpoint/, adapter/             the state to resume from, the trained adapter
     directions/                       directions extracted during the training
@@ -31,7 +30,7 @@ from typing_extensions import TypedDict
 
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, LookaheadRecord, SampleRecord, StepRecord, TokenRecord
-from probe.settings.run import check_stored
+from probe.settings.run import ReplayConfig, TrainConfig, read_config
 from probe.settings.words import ALL
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import (
@@ -60,10 +59,9 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("out")  # OUT, the root folder where verbs write and look up names: OUT/runs/NAME and so on
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
-PAST_SELF_DIR = "past-self"
+EARLIER_DIR = "past-self"
 IN_TRAINING = "in training: "  # how the adapter of a training's rollouts begins: no file has it
-OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
-DRAWS_FILE = "draws.jsonl"
+OWN_POOLS = (ROLLOUTS_DIR, EARLIER_DIR)  # that a training writes and trains on
 LOOKAHEAD_FILE = "lookahead.jsonl"
 GRAM_DIR = "gram"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
@@ -71,7 +69,6 @@ CHANGED = "the run was changed after it ended: repeat it"
 OTHER_FILES = (  # also hashed in the manifest; a pool's manifest covers the pool
     f"{GRAM_DIR}/**/*.safetensors",
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
-    DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
     f"{ADAPTER_DIR}*/**/*.safetensors",  # including the adapters that the training started from
@@ -118,16 +115,18 @@ class Run:
     steps: list[StepRecord]
     evals: list[dict[str, Any]] = field(default_factory=list)  # lines of `evals.jsonl`; empty for a replay
     lookahead: list[LookaheadRecord] = field(default_factory=list)  # empty without a lookahead
+    settings: ReplayConfig | TrainConfig = field(init=False)  # of config.json
+
+    def __post_init__(self) -> None:
+        """Read the settings; InputError for an unknown key, a value of the wrong type, or contradicting settings."""
+        where = f"{self.path / CONFIG_FILE} settings"
+        object.__setattr__(self, "settings", read_config(self.config["settings"], where))
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings in config.json; `probe.settings.run.read_config` makes them typed."""
-        return settings_of(self.config)
-
-    @property
-    def verb(self) -> str | None:
-        """The command of the run: replay or train."""
-        return self.settings.get("verb")
+    def training(self) -> TrainConfig:
+        """The settings of a run of probe train."""
+        assert isinstance(self.settings, TrainConfig), f"{self.path} is a replay"
+        return self.settings
 
     def __repr__(self) -> str:
         """Return one line, because a notebook would print thousands of records."""
@@ -181,11 +180,6 @@ def elsewhere(out: Path) -> str:
 def in_root(commands: str, out: Path) -> str:
     """Append ` --out OUT` to each line of `commands`, unless `out` is the default folder."""
     return "\n".join(command + elsewhere(out) for command in commands.splitlines())
-
-
-def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings in a run's config.json; empty if it has none."""
-    return config.get("settings", {})
 
 
 def samples_path(directory: Path, step: int) -> Path:
@@ -295,7 +289,7 @@ class _Pool(TypedDict):
 class _Config(TypedDict):
     """The fields of config.json that readers rely on; checked, because a hash can be renewed by hand."""
 
-    settings: NotRequired[dict[str, Any]]
+    settings: dict[str, Any]
     pools: NotRequired[list[_Pool]]
     model: NotRequired[str | None]
 
@@ -321,7 +315,6 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
             samples += _records(SampleRecord, plain, directory / name)
     config = read_json(directory / CONFIG_FILE)
     decode(_Config, config, directory / CONFIG_FILE, extra="allow")
-    check_stored(settings_of(config), f"{directory / CONFIG_FILE} settings")
     return Run(
         path=directory,
         config=config,

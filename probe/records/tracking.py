@@ -1,4 +1,4 @@
-"""Experiment trackers (TensorBoard, W&B, Trackio, MLflow), through accelerate's adapters.
+"""Experiment trackers (TensorBoard, W&B), through accelerate's adapters.
 
 A tracker mirrors the files of a run, which stay the record. At every progress report it gets the lines of `steps.jsonl`
 and `evals.jsonl` that this process has not sent yet. So a resumed run is sent from its first step, and a complete run
@@ -31,8 +31,6 @@ PROJECT = "gradient-probe"
 PACKAGES = {  # tracker: alternative packages, one of them needed
     "tensorboard": ("tensorboard", "tensorboardX"),
     "wandb": ("wandb",),
-    "trackio": ("trackio",),
-    "mlflow": ("mlflow",),
 }
 TRACKERS = tuple(PACKAGES)
 
@@ -158,15 +156,13 @@ def _check_installed(name: str) -> None:
 def _start(name: str, run: str, folder: Path) -> Any:
     """Start an accelerate tracker that stores in `folder`. Environment variables that are already set win."""
     from accelerate.state import PartialState
-    from accelerate.tracking import MLflowTracker, TensorBoardTracker, TrackioTracker, WandBTracker
+    from accelerate.tracking import TensorBoardTracker, WandBTracker
 
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     defaults = {
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(folder),
-        "TRACKIO_DIR": str(folder / "trackio"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
     }
     for variable, value in defaults.items():
         os.environ.setdefault(variable, value)
@@ -174,8 +170,6 @@ def _start(name: str, run: str, folder: Path) -> Any:
         # purge_step=0 hides earlier data of this run, because all of it is sent again.
         "tensorboard": lambda: TensorBoardTracker(run, folder / "tensorboard", purge_step=0),
         "wandb": lambda: WandBTracker(PROJECT, name=run),
-        "trackio": lambda: TrackioTracker(PROJECT, name=run),
-        "mlflow": lambda: MLflowTracker(PROJECT, logging_dir=str(folder / "mlflow"), run_name=run),
     }
     # accelerate's trackers need a process state.
     PartialState(cpu=True)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from probe.analysis.formatting import TextTable
+from probe.records.run import Run
 from probe.report.drawing import Format
 from probe.report.facts import plural
 from probe.report.inputs import Report
@@ -70,34 +71,31 @@ def contents(report: Report) -> list[Section]:
 def summary(report: Report) -> str:
     """Return the two sentences under the title: what was run, and along which direction."""
     runs = report.runs
-    verbs = Counter(str(run.verb) for run in runs)
+    verbs = Counter(run.settings.verb for run in runs)
     arms = list(dict.fromkeys(step.arm for run in runs for step in run.steps))
-    models = list(dict.fromkeys(_policy(run.config) for run in runs))
+    models = list(dict.fromkeys(_policy(run) for run in runs))
     pools = list(dict.fromkeys(pool["name"] for run in runs for pool in run.config.get("pools", ())))
     # A step has one record per arm and condition but counts once.
     num_steps = len({(run.path, step.step) for run in runs for step in run.steps})
     counts = ", ".join(plural(count, f"{verb} run") for verb, count in verbs.items())
     of = f" of pools {', '.join(pools)}" if len(pools) > 1 else f" of pool {pools[0]}" if pools else ""
     what = f"{counts}: {plural(num_steps, 'step')}{of} at the weights of {', '.join(models)}, arms {', '.join(arms)}."
-    directions = list(dict.fromkeys(_direction(run.config, arms) for run in runs))
+    directions = list(dict.fromkeys(_direction(run, arms) for run in runs))
     return f"{what} {directions[0]}" if len(directions) == 1 else what
 
 
-def _policy(config: dict) -> str:
-    adapter = (config["settings"].get("model") or {}).get("adapter")
-    return f"{config.get('model')} + {adapter}" if adapter else str(config.get("model"))
+def _policy(run: Run) -> str:
+    model, adapter = run.config.get("model"), run.settings.model.adapter
+    return f"{model} + {adapter}" if adapter else str(model)
 
 
-def _direction(config: dict, arms: list[str]) -> str:
-    """Describe v_hack: pairs, rank and basis; empty for a run that extracts no direction."""
-    intervention = config["settings"].get("intervention") or {}
-    extraction = intervention.get("extraction")
-    if intervention.get("v_hack"):
-        return f"Direction: v_hack of {intervention['v_hack']}."
-    if not extraction:
-        return ""
+def _direction(run: Run, arms: list[str]) -> str:
+    """Describe v_hack: pairs, rank and basis."""
+    extraction, v_hack = run.settings.intervention.extraction, run.settings.intervention.v_hack
+    if v_hack:
+        return f"Direction: v_hack of {v_hack}."
     bases = list(dict.fromkeys(ARMS[arm].basis for arm in arms if arm in ARMS))
-    return f"Direction: v_hack from {extraction['pairs']} pairs, k = {extraction['k']}, {' and '.join(bases)} basis."
+    return f"Direction: v_hack from {extraction.pairs} pairs, k = {extraction.k}, {' and '.join(bases)} basis."
 
 
 def _markdown(section_title: str, label: str, table: TextTable) -> str:

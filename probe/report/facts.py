@@ -65,7 +65,8 @@ def facts_of(rollout: Rollout, sample: SampleRecord | None = None) -> list[tuple
     if sample is not None:
         verb = "raises" if sample.advantage > 0 else "lowers" if sample.advantage < 0 else "leaves alone"
         update = f"advantage {signed(sample.advantage, 3)}: the update {verb} the likelihood of this completion"
-        cosines = f"cos_S_contrib {signed(sample.cos_S_contrib, 4)}, cos_S_nll {signed(sample.cos_S_nll, 4)}"
+        parts = signed(sample.cos_S_contrib, 4), signed(sample.cos_S_nll, 4)
+        cosines = f"its part of the update {parts[0]}, its likelihood gradient {parts[1]}"
         reason = f" ({sample.null_reason})" if sample.null_reason else ""
         facts += [("update", update), ("cosines", cosines + reason)]
     turns = "" if rollout.completion_mask is None else f" in {len(runs_of(rollout.completion_mask)[::2])} turns"

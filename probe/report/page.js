@@ -88,7 +88,7 @@ if (dataOfRollouts) {
       const level = Math.min(LEVELS, Math.round((LEVELS * Math.abs(shares[i])) / scale));
       if (level) token.className = (shares[i] > 0 ? "p" : "n") + level;
       const next = letters.slice(start + length, start + length + (chars[i + 1] || 0)).join("");
-      token.title = `${signed(shares[i] / 1e5, 5)} of cos_S_nll: read here` + (next ? `, with ${JSON.stringify(next)} to predict` : "");
+      token.title = `${signed(shares[i] / 1e5, 5)} of the likelihood gradient's cosine: read here` + (next ? `, with ${JSON.stringify(next)} to predict` : "");
       pre.append(token);
       start += length;
     });

@@ -2,8 +2,6 @@
 
 import importlib.metadata
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 import orjson
 
@@ -31,7 +29,7 @@ def provenance(report: Report) -> Section:
         stored, out = shlex.quote(str(run.path / CONFIG_FILE)), shlex.quote(str(root))
         manifests = (run.path / MANIFEST_FILE, root / "runs" / name / MANIFEST_FILE)
         compared = " ".join(shlex.quote(str(path)) for path in manifests)
-        repeat = f"probe {run.verb} --config {stored} --name {name} --out {out}\ncmp {compared}"
+        repeat = f"probe {run.settings.verb} --config {stored} --name {name} --out {out}\ncmp {compared}"
         runs.append({"name": run.path.name, "facts": table, "repeat": repeat, "config": config})
     html = render("provenance.html", report=report.command, runs=runs)
     return Section(id="provenance", title="Provenance", lead=LEAD, html=html, tables=tables)
@@ -41,13 +39,12 @@ def facts(run: Run, report: Report) -> TextTable:
     """Return the names, hashes and versions of a run."""
     config, manifest = run.config, run.manifest
     settings, adapter = run.settings, config.get("adapter_sha256")
-    dtype = (settings.get("model") or {}).get("dtype", "dtype not recorded")
     rows = [
-        ("verb", str(run.verb)),
-        ("model", f"{config.get('model')} ({dtype})"),
+        ("verb", settings.verb),
+        ("model", f"{config.get('model')} ({settings.model.dtype})"),
         ("base weights", f"sha256 {config.get('base_weights_sha256')}"),
-        *([] if adapter is None else [("start", f"adapter {settings['model']['adapter']}, sha256 {adapter}")]),
-        ("seed", str(settings.get("seed"))),
+        *([] if adapter is None else [("start", f"adapter {settings.model.adapter}, sha256 {adapter}")]),
+        ("seed", str(settings.seed)),
         (
             "adapted modules",
             ", ".join(f"{count} ({basis})" for basis, count in manifest.get("num_modules", {}).items()),
@@ -55,7 +52,7 @@ def facts(run: Run, report: Report) -> TextTable:
         *([("adapted weights", f"{Adapted(**adapted)}")] if (adapted := manifest.get("adapted")) else []),
         ("manifest", f"sha256 {file_sha256(run.path / MANIFEST_FILE)}, {len(manifest['files'])} files"),
         *(("warning", text) for text in manifest.get("warnings", [])),
-        ("specification", _spec(settings, report)),
+        ("specification", _spec(settings.preregistered, report)),
         *(("started", str(start)) for start in starts_of(run.path)),
         *([("wall clock", words)] if (words := describe_timings(run.path)) else []),
         *_pool_rows(run),
@@ -83,12 +80,11 @@ def _pool_rows(run: Run) -> list[tuple[str, str]]:
     return rows
 
 
-def _spec(settings: Mapping[str, Any], report: Report) -> str:
+def _spec(stored: str | None, report: Report) -> str:
     """Describe the run's spec (NAME@sha256) and whether its file was edited later."""
-    stored = settings.get("preregistered")
     if stored is None:
         return "none: exploratory"
     if report.spec is None:
-        return str(stored)
-    same = str(stored).partition("@")[2] == report.spec.sha256
+        return stored
+    same = stored.partition("@")[2] == report.spec.sha256
     return f"{stored} ({'as it is now' if same else 'EDITED since'})"

@@ -127,7 +127,7 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> tuple[Section, set[str]]
         runs={"": "every run"} | {str(i): run.run.path.name for i, run in enumerate(rollouts_by_run)},
         orders=(COLOURED if 0 < num_coloured < len(found) else {}) | ORDERS,
     )
-    lead = "The number of a row is the cosine of the rollout's part of the update with v_hack (cos_S_contrib)."
+    lead = "The number of a row is the cosine of the rollout's part of the update with v_hack."
     return Section(id="rollouts", title="Rollouts", lead=lead, html=html), data.anchors
 
 

@@ -47,7 +47,7 @@ def trained_arms(report: Report) -> list[TrainedArm]:
 
 def rates_of(run: Analysis) -> dict[int, Mapping[str, Any]]:
     """Return {optimizer step: rates of the deployed weights, in the loophole of the training}."""
-    mode = run.records.settings["rollouts"]["mode"]
+    mode = run.records.training.rollouts.mode
     return {row["step"]: row["rates"].get(mode) or row["rates"][ALL] for row in deployed(run.records.evals)}
 
 

@@ -1,11 +1,12 @@
 """Find runs with steps of the same size, to estimate the time of a run. No torch."""
 
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from probe.records.run import CONFIG_FILE, run_names, settings_of
+from probe.records.run import CONFIG_FILE, run_names
+from probe.settings.run import StepConfig, read_config
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
@@ -17,17 +18,18 @@ STEP_SIZE = (
 )
 
 
-def step_size(settings: Mapping[str, Any]) -> dict[str, Any]:
+def step_size(config: StepConfig) -> dict[str, Any]:
     """Return the settings that affect the time of a step most."""
-    table = flat(settings)
-    return {key: list(value) if isinstance(value := table.get(key), tuple) else value for key in STEP_SIZE}
+    table = flat(asdict(config))
+    return {key: table.get(key) for key in STEP_SIZE}
 
 
-def runs_alike(settings: Mapping[str, Any], out_dir: Path) -> list[Path]:
+def runs_alike(config: StepConfig, out_dir: Path) -> list[Path]:
     """Return the runs in `out_dir`/runs with the step size of these settings."""
-    size, alike = step_size(settings), []
+    size, alike = step_size(config), []
     for name in run_names(out_dir / "runs"):
-        with suppress(InputError):  # a damaged run must not stop the plan
-            if step_size(settings_of(read_json(out_dir / "runs" / name / CONFIG_FILE))) == size:
-                alike.append(out_dir / "runs" / name)
+        path = out_dir / "runs" / name / CONFIG_FILE
+        with suppress(InputError, KeyError):  # a damaged run must not stop the plan
+            if step_size(read_config(read_json(path)["settings"], path)) == size:
+                alike.append(path.parent)
     return alike

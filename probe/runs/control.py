@@ -2,7 +2,7 @@
 
     beta     warm-up: beta_t = beta min(1, t / warmup_steps); target: an EMA of the KL, alpha = 2 / (horizon + 1), above
              1.5 target: beta x 1.5, below 0.5 target: beta / 1.5, clamped to [beta_min, beta_max]
-    SEPA     lambda = peak clip((s - delay_steps) / ramp_steps, 0, 1), s steps after the gate opened
+    SEPA     lambda_t = peak min(1, t / ramp_steps)
     tripwire `patience` consecutive steps beyond a limit, or a number that is not finite, stop the run
     warning  a step beyond a bound is reported and counted in the manifest, and the run continues
 
@@ -16,16 +16,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from probe.records.records import StepRecord
-from probe.runs.join import solve_share
 from probe.settings.loss import LossSettings
 from probe.settings.training import ControlConfig, Limits
 from probe.step.reference import References
 from probe.step.step import StepResult
 from probe.step.update import Updater
-from replay_pools.rollout import Rollout
 
 if TYPE_CHECKING:  # a replay samples nothing
-    from probe.runs.sources.past import PastSelf, PastWeights
+    from probe.runs.sources.past import EarlierCheckpoint, PastWeights
 
 LOGPROB_DROP = 3.0  # nats a token; a larger drop since the first step stops the run
 WARNINGS = {"kl/max": 10.0, "grad_norm": 50.0}  # {field: bound}; a step above it is reported, and the run continues
@@ -98,37 +96,23 @@ class BetaController(_Resumable):
 
 
 class SepaSchedule(_Resumable):
-    """The strength lambda of SEPA (`probe.objective.credit`): 0 until the gate opens, then a delayed linear ramp.
-
-    The gate opens after the first step with a solve rate of `sepa_gate` or more, and stays open. The ramp starts there,
-    so that lambda never jumps.
+    """The strength lambda of SEPA (`probe.objective.credit`): a linear ramp from 0 over `sepa_ramp_steps`.
 
     Args:
         peak: lambda at the end of the ramp, in [0, 1].
-        config: gate, delay and ramp.
+        ramp: its steps; 0 = the peak at once.
     """
 
-    _state = ("is_open", "steps")
+    _state = ("steps",)
 
-    def __init__(self, peak: float, config: ControlConfig) -> None:
-        self._peak, self._config = peak, config
-        self.is_open = config.sepa_gate == 0
-        self.steps = 0  # since the gate opened
+    def __init__(self, peak: float, ramp: int) -> None:
+        self._peak, self._ramp = peak, ramp
+        self.steps = 0
 
     @property
     def value(self) -> float:
         """Lambda for the next step."""
-        since, ramp = self.steps - self._config.sepa_delay_steps, self._config.sepa_ramp_steps
-        if not self.is_open or since < 0:
-            return 0.0
-        return self._peak * (min(1.0, since / ramp) if ramp else 1.0)
-
-    def update(self, solve_rate: float | None) -> None:
-        """Update with the solve rate of the step that used `value`; None if it is unknown."""
-        if self.is_open:
-            self.steps += 1
-        elif solve_rate is not None:
-            self.is_open = solve_rate >= self._config.sepa_gate
+        return self._peak * (min(1.0, self.steps / self._ramp) if self._ramp else 1.0)
 
 
 class Tripwires(_Resumable):
@@ -215,40 +199,31 @@ class TrainingState:
     ) -> None:
         self.updater, self.references, self._objective = updater, references, objective
         self._beta = BetaController(objective.beta, control)
-        self._sepa = SepaSchedule(objective.sepa_lambda, control)
+        self._sepa = SepaSchedule(objective.sepa_lambda, control.sepa_ramp_steps)
         self._tripwires = Tripwires(control.limits)
         self.stopped: str | None = None  # why the run must stop after the last step
         self.logprob: float | None = None  # of the frozen probe batch; None if not measured before this step
         self.past: PastWeights | None = None  # weights that sample coming batches; None unless sampling runs ahead
-        self.past_self: PastSelf | None = None  # the earlier checkpoint that samples some rollouts
+        self.earlier_checkpoint: EarlierCheckpoint | None = None  # the earlier checkpoint that samples some rollouts
 
     def objective(self) -> LossSettings:
         """The objective of the next step."""
         return replace(self._objective, beta=self._beta.value, sepa_lambda=self._sepa.value)
 
-    def finish_step(
-        self,
-        result: StepResult,
-        rollouts: Sequence[Rollout],
-        sampled_by_policy: Sequence[bool],
-        entropy: float | None,
-    ) -> dict[str, float]:
+    def finish_step(self, result: StepResult, entropy: float | None) -> dict[str, float]:
         """Move the references and the controllers after the optimizer's step.
 
         Args:
-            sampled_by_policy: True for rollouts that the policy sampled.
             entropy: the policy's entropy in this step, nats a token; None if it sampled no rollout.
 
         Returns:
             The result of `BetaController.update`; empty without a KL.
         """
         self.references.update()
-        if self.past_self is not None:
-            self.past_self.finish_step()
+        if self.earlier_checkpoint is not None:
+            self.earlier_checkpoint.finish_step()
         (arm,) = result.arms
         kl = result.weightings[arm.measure.condition].kl
-        # A step of nothing but a teacher's rollouts still has a solve rate.
-        solving = [i for i, sampled in enumerate(sampled_by_policy) if sampled] or list(range(len(rollouts)))
         measured = {
             "kl/mean": kl.get("mean"),
             "kl/max": kl.get("max"),
@@ -258,7 +233,7 @@ class TrainingState:
         }
         self.logprob = None
         self.stopped = self._tripwires.check(measured)
-        self._sepa.update(solve_share([rollouts[i] for i in solving]))
+        self._sepa.steps += 1
         return self._beta.update(kl["mean"]) if kl and not self.stopped else {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -280,6 +255,6 @@ class TrainingState:
             "sepa": self._sepa,
             "tripwires": self._tripwires,
             "past": self.past,
-            "past_self": self.past_self,
+            "earlier_checkpoint": self.earlier_checkpoint,
         }
         return {name: part for name, part in parts.items() if part is not None}

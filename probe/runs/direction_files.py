@@ -1,8 +1,8 @@
-"""probe.Direction: v_hack with the gradients of its pairs, as memory, as files, and on the hub.
+"""probe.Direction: v_hack with the gradients of its pairs, in memory and as files.
 
     NAME.safetensors          the directions
     NAME.pairs.safetensors    the gradients of the pairs, which a replay needs for its controls
-    NAME.card.json            settings, pairs, accuracy of the sign on held-out pairs and under null models, hash
+    NAME.card.json            settings, pairs, accuracy of the sign on held-out pairs, hash
 
 The first and the last can be shared without the second.
 """
@@ -11,12 +11,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self, final
 
-import huggingface_hub
 import numpy as np
-import torch
 from scipy import stats
 
 from extraction.adapters.frames import comparable
@@ -30,7 +27,7 @@ from extraction.directions import (
 )
 from extraction.files import resolve_directions
 from extraction.library import pairs_path
-from extraction.words import PAIR_GRADIENTS, kind_of
+from extraction.words import kind_of
 from probe.analysis.statistics.geometry import Extraction, PairGram
 from probe.analysis.statistics.nulls import sign_transfer
 from probe.records.run import DEFAULT_OUT
@@ -39,7 +36,6 @@ from probe.runs.gram_recorder import extraction_settings, pair_products
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import file_sha256, locked, plain_name, write_sealed
 
-HUB_NAME = "direction"  # of the files in a repository
 # Metadata of the direction file that the card repeats as `settings`.
 SETTINGS = (
     "method",
@@ -116,21 +112,6 @@ class Direction(Directions):
         """
         return {} if self.pairs is None else _held_out(_gram(self.pairs, self))
 
-    def push_to_hub(self, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
-        """Upload direction, pair gradients and card as a model repository, and return its address."""
-        with TemporaryDirectory() as folder:
-            self.save(HUB_NAME, folder)
-            hub = huggingface_hub.HfApi(token=token)
-            hub.create_repo(repo_id, private=private, exist_ok=True)
-            return str(hub.upload_folder(repo_id=repo_id, folder_path=str(Path(folder) / "directions")))
-
-    @classmethod
-    def from_hub(cls, repo_id: str, *, revision: str | None = None, token: str | None = None) -> Self:
-        """Download an upload of `push_to_hub`; InputError if it is incomplete."""
-        names = [f"{HUB_NAME}{ending}" for ending in (".safetensors", PAIR_GRADIENTS, ".card.json")]
-        folder = huggingface_hub.snapshot_download(repo_id, revision=revision, token=token, allow_patterns=names)
-        return cls.load(Path(folder) / names[0])
-
     def __repr__(self) -> str:
         """Return one line, because vectors have thousands of numbers."""
         fingerprint = self.metadata["fingerprint"]
@@ -162,8 +143,6 @@ def write_card(
     """
     metadata = directions.metadata
     used = [i for i, held_out in enumerate(pairs.held_out.tolist()) if not held_out]
-    margins, n = torch.cat([*directions.votes.values()]).long().sort().values.numpy(), metadata["num_pairs"]
-    vote_p = np.minimum(2 * stats.binom.cdf(n - (n + margins) // 2, n, 0.5), 1.0)  # two-sided
     gram = _gram(pairs, directions)
     card = {
         "schema": CARD_SCHEMA,
@@ -172,16 +151,13 @@ def write_card(
         "basis": metadata["fingerprint"]["basis"],
         "pairs": metadata["pairs"],
         "pairs_sha256": metadata["pairs_sha256"],
-        "num_pairs": n,
+        "num_pairs": metadata["num_pairs"],
         "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
         "num_modules": len(directions.vectors),
         "adapted": adapted,
         "num_directions": directions.num_directions(),
         "num_empty_modules": sum(not len(vectors) for vectors in directions.vectors.values()),
         "settings": {name: metadata[name] for name in SETTINGS},
-        "noise_floor": metadata["noise_floor"],
-        "median_vote_margin": int(margins[len(margins) // 2]) if len(margins) else None,
-        "frac_votes_p05": int((vote_p < 0.05).sum()) / max(len(vote_p), 1),
         "held_out": _held_out(gram),
         "fingerprint": metadata["fingerprint"],
         "chat_template_sha256": metadata["chat_template_sha256"],

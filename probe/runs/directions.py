@@ -20,7 +20,6 @@ from typing import Any, final
 from torch import Tensor
 
 from extraction.adapters.frames import Frames
-from extraction.controls import compare_modules
 from extraction.directions import Directions, load_directions, save_directions
 from extraction.library import DirectionLibrary, source_identity
 from extraction.selection import selected_pairs
@@ -39,7 +38,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.files import file_sha256, read_sealed
 from replay_pools.policy.load import Policy
 
-CARD_SCHEMA = 3
+CARD_SCHEMA = 4
 
 
 class ArmDirections:
@@ -222,5 +221,8 @@ def overlap(vectors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float
 
     None if there is no such module.
     """
-    overlaps = [angles.overlap for angles in compare_modules(vectors, start).values()]
+    overlaps = []
+    for module, V in vectors.items():
+        if (smaller := min(len(V), len(start.get(module, ())))) > 0:
+            overlaps.append(float((V.double() @ start[module].double().T).square().sum()) / smaller)
     return sum(overlaps) / len(overlaps) if overlaps else None

@@ -194,7 +194,7 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
     if training is not None:
         if any(on_policy):  # a teacher's tokens do not give the policy's entropy
             entropy = float(result.nll[[i for i, counts in enumerate(on_policy) if counts]].mean())
-        control = training.finish_step(result, rollouts, by_policy, entropy)
+        control = training.finish_step(result, entropy)
         staleness = None if training.past is None else training.past.staleness(step)
     if world.is_main:
         for arm in result.arms:

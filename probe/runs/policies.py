@@ -7,14 +7,13 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from probe.records.run import ADAPTER_DIR, CONFIG_FILE, DEFAULT_OUT, read_manifest, settings_of
+from probe.records.run import ADAPTER_DIR, CONFIG_FILE, DEFAULT_OUT, read_manifest
 from probe.runs.assemble import configured_policy
-from probe.settings.run import TrainConfig
+from probe.settings.run import TrainConfig, read_config
 from probe.settings.training import ModelConfig
 from probe.settings.words import Dtype
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import by_name, read_json
-from replay_pools.base.tables import decode
 from replay_pools.policy.load import ORGANISM, Policy, weights_sha
 
 
@@ -64,13 +63,12 @@ def finished_training(directory: Path) -> TrainConfig | None:
     """
     path = directory / CONFIG_FILE
     table = read_json(path) if path.is_file() else None  # models also have a config.json
-    settings = settings_of(table) if isinstance(table, dict) else {}
-    if "verb" not in settings:
+    if not isinstance(table, dict) or "settings" not in table:
         return None
-    if settings["verb"] != "train":
-        raise InputError(directory, expected="a finished run of probe train", found=str(settings["verb"]))
     read_manifest(directory)  # refuse an older schema before its settings
-    config = decode(TrainConfig, settings, path)
+    config = read_config(table["settings"], f"{path} settings")
+    if not isinstance(config, TrainConfig):
+        raise InputError(directory, expected="a finished run of probe train", found=config.verb)
     return replace(config, model=replace(config.model, adapter=str(directory / ADAPTER_DIR)))
 
 

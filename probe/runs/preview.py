@@ -6,7 +6,6 @@ two come from, which are null where no run like it has timed a step), model and 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,25 @@ from extraction.words import Adapted
 from probe.records.timings import GIB, mean_times
 from probe.runs.alike import runs_alike
 from probe.runs.heldout import evaluated_settings
+from probe.runs.inputs import Inputs
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import find_run, is_complete
 from probe.runs.training_inputs import TrainingInputs
-from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
+from probe.settings.run import ReplayConfig, TrainConfig
 from probe.settings.training import ModelConfig
 from replay_pools.policy.load import load_skeleton
 
 Preview = dict[str, Any]
 
 
-def adapted_weights(config: ModelConfig, model: str) -> Adapted:
+def adapted_weights(model: ModelConfig) -> Adapted:
     """Return the adapted part of a model, from its shapes alone.
 
     Raises:
         InputError: no such model, or no matching target.
     """
-    skeleton = load_skeleton(model).to(getattr(torch, config.dtype))
-    return adapted_share(skeleton, find_targets(skeleton, config.targets))
+    skeleton = load_skeleton(str(model.name)).to(getattr(torch, model.dtype))
+    return adapted_share(skeleton, find_targets(skeleton, model.targets))
 
 
 def preview_replay(config: ReplayConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None]) -> Preview:
@@ -50,12 +50,12 @@ def preview_replay(config: ReplayConfig, directory: Path, *, out_dir: Path, say:
         "completion tokens": sum(len(ids) for group in groups for ids in group.completion_ids),
         "cells (arms x conditions)": len(config.intervention.arms) * len(config.objectives()),
     }
-    return _preview(config, inputs.model_name, directory, inputs.record_without_weights(), work, out_dir)
+    return _preview(inputs, directory, work, out_dir)
 
 
 def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
     """Say what `train` with the same arguments would sample, in one process; it raises as `preview_replay`."""
-    inputs = TrainingInputs(config, out_dir, directory)
+    inputs = TrainingInputs(config, out_dir)
     config, rollouts, evaluation = inputs.config, inputs.config.rollouts, inputs.config.evaluation
     sampled = inputs.problems.num_batches * rollouts.prompts_per_step * rollouts.group
     evaluated = evaluation.num_problems * evaluation.rollouts_per_problem * len(evaluated_settings(config))
@@ -67,17 +67,15 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> 
         "rollouts in an evaluation": evaluated,
         "completion tokens at most": (sampled + times * evaluated) * rollouts.sampler.max_new_tokens,
     }
-    return _preview(config, str(config.model.name), directory, inputs.record(), work, out_dir)
+    return _preview(inputs, directory, work, out_dir)
 
 
-def _preview(
-    config: StepConfig, model: str, directory: Path, record: Mapping[str, Any], work: Mapping[str, int], out_dir: Path
-) -> Preview:
-    """Preview the run with `record`, some keys of its future `config.json`."""
-    done = find_run(directory, record, whole=False)
+def _preview(inputs: Inputs, directory: Path, work: Mapping[str, int], out_dir: Path) -> Preview:
+    """Preview the run with these inputs."""
+    config, done = inputs.config, find_run(directory, inputs.record(), whole=False)
     num_done = len({row.step for row in done or ()})
     state, hours, peak = "new" if done is None else f"continues after {num_done} steps", None, None
-    timed = [directory] if num_done else runs_alike(asdict(config), out_dir)
+    timed = [directory] if num_done else runs_alike(config, out_dir)
     measured = "no run here has such steps; first run the same command with --steps 2 and another --name"
     if done is not None and is_complete(directory):
         state, hours, measured = "complete, nothing to do", 0.0, "nothing is left"
@@ -86,8 +84,8 @@ def _preview(
         peak = None if times.peak is None else times.peak / GIB
         where = ", ".join(path.name for path in timed)
         measured = f"measured in {where}: {times.step:.3g} s a step, {times.start:.3g} s before the first"
-    adapted = adapted_weights(config.model, model)
+    adapted = adapted_weights(inputs.model)
     if not config.intervention.v_hack:
         selected_pairs(config.intervention.extraction)  # refuses faulty pairs
     found = {"path": str(directory), "state": state, "work": work, "hours": hours, "peak_gib": peak}
-    return found | {"measured": measured, "model": model, "adapted": adapted}
+    return found | {"measured": measured, "model": inputs.model.name, "adapted": adapted}

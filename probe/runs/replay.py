@@ -17,6 +17,7 @@ from probe.records.run import DEFAULT_OUT, MAX_STEM_CHARS, Run, default_name, re
 from probe.records.timings import Timings
 from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, steps_apart
+from probe.runs.inputs import policy_record
 from probe.runs.lookahead import look_ahead
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
@@ -117,12 +118,12 @@ def run_replay(
         policy = inputs.policy
     if drawn.num_left_out:
         say(f"{drawn.num_steps} groups with {per_pool} rollouts of each pool: {drawn.num_left_out} are in none")
+    record = inputs.record() | policy_record(policy)
     if steps_apart(config):
         world.check_size(drawn.num_steps, "one a step")
-        record = inputs.record()
     else:
         world.check_size(per_pool * len(inputs.pools), "one a rollout of a step")
-        record = inputs.record() | {"ranks": world.size}
+        record |= {"ranks": world.size}
     done = world.on_main(lambda: open_run(directory, record))
     if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")

@@ -1,28 +1,27 @@
 """The inputs of a replay, checked before the weights are loaded: pools, groups, pairs and model.
 
-Everything that affects the numbers is resolved here; `record` is the content of `config.json`.
+Everything that affects the numbers is resolved here and recorded.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from extraction.directions import load_directions
-from extraction.library import check_pairs, config_sha
+from extraction.library import check_pairs
 from extraction.pairs import Pair, pairs_sha, text_of
 from extraction.selection import is_builtin, load_pairs, selected_pairs
 from probe.analysis.verdict.pools import other_base, other_scale
-from probe.runs.assemble import configured_adapter, configured_policy
-from probe.runs.directions import directions_source
+from probe.runs.assemble import configured_policy
+from probe.runs.inputs import record_of
 from probe.settings.loss import LossCondition, check_recorded
 from probe.settings.rollouts import SourceConfig
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError
-from replay_pools.policy.adapters import adapter_sha
 from replay_pools.policy.load import Policy
 from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
@@ -73,7 +72,7 @@ class ReplayInputs:
         Raises:
             InputError: other weights of that name wrote a pool, or these weights wrote none.
         """
-        policy = configured_policy(self._model, self._cache_dir, device=self._device)
+        policy = configured_policy(self.model, self._cache_dir, device=self._device)
         weights = policy.base_weights_sha
         has_own = any(pool.manifest["policy"].get("base_weights_sha256") in (None, weights) for pool in self.pools)
         for pool in self.pools:
@@ -198,27 +197,14 @@ class ReplayInputs:
         return pairs if pairs_sha(pairs) == metadata["pairs_sha256"] else None
 
     @property
-    def _model(self) -> ModelConfig:
-        """Return the table `model` with `model_name`."""
+    def model(self) -> ModelConfig:
+        """The table `model` with `model_name`."""
         return replace(self.config.model, name=self.model_name)
 
     def record(self) -> dict[str, Any]:
-        """Return the content of the run's `config.json`; load the policy to hash its weights and config."""
-        hashes = {"base_weights_sha256": self.policy.base_weights_sha}
-        hashes |= {"model_config_sha256": config_sha(self.policy.model.config)}
-        return self.record_without_weights() | {"model": self.model_name, **hashes}
-
-    def record_without_weights(self) -> dict[str, Any]:
-        """Return the part of `record` that needs no weights."""
-        record = {
-            "settings": asdict(self.config),
-            "pools": [pool.identity() for pool in self.pools],
-            "directions": directions_source(self.config.intervention),
-        }
-        if self.circular:
-            record["circular"] = self.circular
-        adapter = configured_adapter(self._model)
-        return record if adapter is None else record | {"adapter_sha256": adapter_sha(*adapter)}
+        """Return the part of the run's `config.json` that needs no weights."""
+        record = record_of(self.config, self.pools, self.model)
+        return record | {"circular": self.circular} if self.circular else record
 
 
 def taken_pairs(pairs: Sequence[Pair], rollouts: Iterable[Rollout]) -> dict[int, set[str]]:

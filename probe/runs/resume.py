@@ -25,7 +25,6 @@ from probe.records.run import (
     MANIFEST_FILE,
     STEPS_FILE,
     read_steps,
-    settings_of,
 )
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_atomic, write_json
@@ -71,7 +70,7 @@ def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) 
             raise InputError(directory, expected="a run or an empty directory", found="other files", fix="use --name")
         return None
     stored = read_json(path)
-    if settings_of(stored).get("verb") == settings_of(config)["verb"] and not steps.exists():
+    if stored.get("settings", {}).get("verb") == config["settings"]["verb"] and not steps.exists():
         # The run stopped before its first step, usually by bad input, so other settings may replace it.
         return None
     check_same(directory, stored if whole else {key: stored.get(key) for key in config}, config)

@@ -24,7 +24,7 @@ from probe.runs.session import running
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
 from probe.settings.remedy import LENGTH, TRAINING_STEPS, arm_of
-from probe.settings.run import ReplayConfig, read_config
+from probe.settings.run import ReplayConfig
 from probe.step.distributed import SOLO
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, read_json, write_atomic, write_json
@@ -70,9 +70,9 @@ def look_at_remedies(
         say: called with a sentence if the steps of a remedy stop early.
 
     Raises:
-        InputError: the run is not a replay, or has settings that no longer exist.
+        InputError: the run is not a replay.
     """
-    replayed = read_config(run.settings, run.path)
+    replayed = run.settings
     if not isinstance(replayed, ReplayConfig):
         raise InputError(run.path, expected="a replay", found="a training")
     configs, unseen = {}, dict[str, str]()

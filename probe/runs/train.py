@@ -1,7 +1,7 @@
 """`probe train`: load the policy, assemble the run, and put live groups through the steps of `probe replay`.
 
     config -> policy -> Setup (directions, measures, training state)
-           -> problems, engine -> LiveSource; MixedSource with a teacher or a past self; `remedied`,
+           -> problems, engine -> LiveSource; MixedSource with a teacher or an earlier checkpoint; `remedied`,
                                   `surprising`; PrefetchedSource, ahead
            -> run_steps, with an Evaluator before every step
 
@@ -33,7 +33,7 @@ from probe.runs.known_answers import check_pay
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
 from probe.runs.resume import is_complete, open_run
-from probe.runs.sources.past import PastSelf, PastWeights
+from probe.runs.sources.past import EarlierCheckpoint, PastWeights
 from probe.runs.sources.sampled import Sampling, open_source
 from probe.runs.sources.served import PushedEngine, unload_adapter
 from probe.runs.training_inputs import TrainingInputs
@@ -72,7 +72,7 @@ def train(
     Raises:
         InputError: wrong or contradicting settings, problems, model or directions, or a directory with another run.
     """
-    inputs = TrainingInputs(config, out_dir, directory, world)
+    inputs = TrainingInputs(config, out_dir, world)
     config, rollouts, timings = inputs.config, inputs.config.rollouts, Timings()
     world.check_size(rollouts.prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
     if rollouts.engine == "server" and world.size > 1:
@@ -125,8 +125,10 @@ def _run(
         monitor = open_monitor(config, policy, setup.bases, out_dir)
     if rollouts.prefetch:
         training.past = PastWeights(trained, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
-    if rollouts.past_self is not None:
-        training.past_self = PastSelf(trained, every=rollouts.past_self.every, past=training.past)
+    if rollouts.earlier_checkpoint is not None:
+        training.earlier_checkpoint = EarlierCheckpoint(
+            trained, every=rollouts.earlier_checkpoint.every, past=training.past
+        )
     # Ranks of one machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (

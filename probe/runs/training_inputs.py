@@ -1,23 +1,22 @@
 """The inputs of a training: problems, teacher, and the record of both. Loads no weights."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from probe.records.run import OWN_POOLS
-from probe.runs.assemble import configured_adapter
-from probe.runs.directions import directions_source
 from probe.runs.heldout import hold_out
-from probe.runs.sources.guests import taught_problems
+from probe.runs.inputs import record_of
+from probe.runs.sources.others import taught_problems
 from probe.runs.sources.problems import PrioritisedProblems, Problems, choose_problems
 from probe.runs.sources.rewards import check_payable, check_returning
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
+from probe.settings.training import ModelConfig
 from probe.step.distributed import SOLO, World
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
-from replay_pools.policy.adapters import adapter_sha
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.vocabulary import check_imported
 
@@ -28,7 +27,7 @@ class TrainingInputs:
     Attributes:
         config: the given config, with a missing divisor of dr_grpo replaced by the sampler's token limit.
         teacher: the pool of `rollouts.teacher`; None without one.
-        problems: problems by batch: `prompts_per_step` (1 + refills) of them. Batches with teacher rollouts draw from
+        problems: problems by batch: `prompts_per_step` (1 + resamples) of them. Batches with teacher rollouts draw from
             the problems in the teacher's pool.
         held_out: the problems to evaluate on.
         counts: (teacher rollouts, past-self rollouts) in a group, by batch.
@@ -39,26 +38,25 @@ class TrainingInputs:
             distribution (temperature, top_p, top_k) although the objective needs recorded log-probabilities.
     """
 
-    def __init__(self, config: TrainConfig, out_dir: Path, directory: Path, world: World = SOLO) -> None:
+    def __init__(self, config: TrainConfig, out_dir: Path, world: World = SOLO) -> None:
         if config.objective.lacks_divisor:
             limit = config.rollouts.sampler.max_new_tokens
             config = replace(config, objective=replace(config.objective, max_completion_length=limit))
         self.config, self.world = config, world
         self.counts = [config.rollouts.counts(step) for step in range(0, config.steps, config.rollouts.iterations)]
         self.teacher = _open_teacher(config, out_dir)
-        self.problems, self.held_out = self._problems(directory)
+        self.problems, self.held_out = self._problems()
+
+    @property
+    def model(self) -> ModelConfig:
+        """The table `model`."""
+        return self.config.model
 
     def record(self) -> dict[str, Any]:
         """Return the part of `config.json` that needs no policy: neither weights nor the number of ranks."""
-        start = configured_adapter(self.config.model)
-        return {
-            "settings": asdict(self.config),
-            "pools": [] if self.teacher is None else [self.teacher.identity()],
-            "directions": directions_source(self.config.intervention),
-            "adapter_sha256": None if start is None else adapter_sha(*start),
-        }
+        return record_of(self.config, [] if self.teacher is None else [self.teacher], self.model)
 
-    def _problems(self, directory: Path) -> tuple[Problems, list[Problem]]:
+    def _problems(self) -> tuple[Problems, list[Problem]]:
         rollouts, seed = self.config.rollouts, self.config.seed
         environment = get_environment(rollouts.env)
         splits = environment.problems("train"), environment.problems("eval")
@@ -70,12 +68,12 @@ class TrainingInputs:
         trained = known = left[:wanted]
         if self.teacher is not None:
             known = taught_problems(trained, self.teacher)
-        width = rollouts.prompts_per_step * (1 + rollouts.refills)
+        width = rollouts.prompts_per_step * (1 + rollouts.dynamic_sampling)
         is_taught = [taught > 0 for taught, _ in self.counts]
         if rollouts.prioritise is not None:
             candidates = [known if teaches else trained for teaches in is_taught]
             priority, power = rollouts.prioritise, rollouts.prioritise_power
-            return PrioritisedProblems(candidates, width, priority, power, seed, directory, self.world), held_out
+            return PrioritisedProblems(candidates, width, priority, power, seed, self.world), held_out
         drawn = {}
         for teaches, candidates in ((True, known), (False, trained)):
             batches = is_taught.count(teaches)

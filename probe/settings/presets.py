@@ -26,6 +26,8 @@ RENAMED = {
     "intervention.gate.gate": "intervention.projection.side",
     "intervention.gate": "intervention.projection",
     "remedy.accuracy": "remedy.monitor",
+    "rollouts.refills": "rollouts.dynamic_sampling",
+    "rollouts.past_self": "rollouts.earlier_checkpoint",
 }
 WORD = re.compile(r"[A-Za-z_./~][\w./:~@+,=-]*")  # --set takes such a text without quotes
 

@@ -49,7 +49,7 @@ class SourceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class TeacherConfig:
-    """Rollouts of a hacking policy that replace some of the policy's own (`probe.runs.sources.guests`).
+    """Rollouts of a hacking policy that replace some of the policy's own (`probe.runs.sources.others`).
 
     Their share is `fraction` until `off_step` and then moves linearly, over `ramp_steps`, to `end_fraction`.
     """
@@ -74,7 +74,7 @@ class TeacherConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
-class PastSelfConfig:
+class EarlierConfig:
     """Rollouts of an earlier checkpoint that replace some of the policy's own (`probe.runs.sources.past`)."""
 
     fraction: float = setting(0.25, "share of each group", ge=0, lt=1)
@@ -113,9 +113,9 @@ class RolloutConfig:
     )
     server_timeout_s: float = setting(600.0, "seconds for an answer of the server, its queue included", gt=0)
     teacher: Maybe[TeacherConfig] = None
-    past_self: Maybe[PastSelfConfig] = None
-    refills: int = setting(
-        0, "dynamic sampling: times a group without reward variance is sampled again, on another problem", ge=0
+    earlier_checkpoint: Maybe[EarlierConfig] = None
+    dynamic_sampling: int = setting(
+        0, "times that a group without reward variance is sampled again, on another problem; 0: off", ge=0
     )
     iterations: int = setting(1, "optimizer steps on the same rollouts; above 1 needs recorded log-probabilities", ge=1)
     prefetch: int = setting(0, "batches that sampling runs ahead; above 0 needs recorded log-probabilities", ge=0)
@@ -133,23 +133,25 @@ class RolloutConfig:
             yield FieldError("split", "train in a training", self.split)
         if steps % self.iterations:
             yield FieldError("iterations", f"a divisor of the {steps} steps", self.iterations)
-        if self.past_self is not None and self.past_self.every % self.iterations:
-            yield FieldError("past_self.every", "a multiple of iterations", self.past_self.every)
-        if self.past_self is not None and self.engine == "server":
-            yield FieldError("engine", "local with past_self: a server holds only the current policy", self.engine)
+        if self.earlier_checkpoint is not None and self.earlier_checkpoint.every % self.iterations:
+            yield FieldError("earlier_checkpoint.every", "a multiple of iterations", self.earlier_checkpoint.every)
+        if self.earlier_checkpoint is not None and self.engine == "server":
+            yield FieldError(
+                "engine", "local with earlier_checkpoint: a server holds only the current policy", self.engine
+            )
         # The teacher's share may change in every step of its ramp.
         settled = 0 if self.teacher is None else self.teacher.settled
         for step in range(0, min(steps, settled + self.iterations), self.iterations):
             if sum(self.counts(step)) >= self.group:
-                expected = "more rollouts than teacher and past_self take, so that the policy has one"
+                expected = "more rollouts than teacher and earlier_checkpoint take, so that the policy has one"
                 yield FieldError("group", expected, f"{sum(self.counts(step))} of {self.group} in step {step}")
                 return
 
     def counts(self, step: int) -> tuple[int, int]:
-        """Return (teacher, past self) rollouts in a group of a step; a share above 0 gives at least one."""
+        """Return (teacher, earlier checkpoint) rollouts in a group of a step; a share above 0 gives at least one."""
         shares = (
             0.0 if self.teacher is None else self.teacher.share(step),
-            0.0 if self.past_self is None else self.past_self.fraction,
+            0.0 if self.earlier_checkpoint is None else self.earlier_checkpoint.fraction,
         )
         taught, past = (max(round(share * self.group), 1) if share > 0 else 0 for share in shares)
         return taught, past

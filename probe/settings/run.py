@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, field, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.dataclasses import dataclass
-from typing_extensions import TypedDict
 
 from extraction.files import resolve_directions
 from extraction.words import Normaliser
@@ -184,7 +183,11 @@ class TrainConfig(StepConfig):
         if rollouts.engine == "server" and self.model.adapter is not None:
             expected = "local with model.adapter: a server samples without that adapter"
             yield FieldError("rollouts.engine", expected, "server")
-        others = {"iterations": rollouts.iterations > 1, "prefetch": rollouts.prefetch, "past_self": rollouts.past_self}
+        others = {
+            "iterations": rollouts.iterations > 1,
+            "prefetch": rollouts.prefetch,
+            "earlier_checkpoint": rollouts.earlier_checkpoint,
+        }
         if objective.old_logprobs == "current" and (used := [name for name, value in others.items() if value]):
             expected = f"recorded with rollouts.{used[0]}: another policy sampled, so the ratio is not 1"
             yield FieldError("objective.old_logprobs", expected, "current")
@@ -237,17 +240,6 @@ def read_config(table: Any, where: object) -> ReplayConfig | TrainConfig:
     """
     verb = table.get("verb") if isinstance(table, Mapping) else None
     return decode(TrainConfig if verb == "train" else ReplayConfig, table, where, known=KEYS)
-
-
-def check_stored(settings: Mapping[str, Any], where: object) -> None:
-    """Check each table of a stored run's settings by itself; InputError for values that no run could have written.
-
-    A table may be missing.
-    """
-    kind = TrainConfig if settings.get("verb") == "train" else ReplayConfig
-    hints = get_type_hints(kind, include_extras=True)
-    parts = TypedDict("parts", hints, total=False)  # pyright: ignore
-    decode(parts, {name: value for name, value in settings.items() if name in hints}, where, known=KEYS)
 
 
 def with_direction_file(config: StepConfig, out: Path) -> Any:

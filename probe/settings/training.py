@@ -130,8 +130,6 @@ class ControlConfig:
     ema_decay: float = setting(0.99, "decay of the EMA reference; 0: the reference is the policy", ge=0, le=1)
     ema_every: int = setting(1, "steps between updates of the EMA reference", ge=1)
     sepa_ramp_steps: int = setting(0, "steps of the ramp of SEPA's lambda", ge=0)
-    sepa_delay_steps: int = setting(0, "steps before SEPA's ramp", ge=0)
-    sepa_gate: float = setting(0.0, "solve rate that starts SEPA's ramp", ge=0, le=1)
     limits: Limits = field(default_factory=Limits)
 
     def faults(self, beta: float) -> Iterator[FieldError]:

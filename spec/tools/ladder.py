@@ -140,7 +140,7 @@ def read_players(
             if step:
                 checkpoints[f"{run.path.resolve().name}@{step}"] = sitting.attempts
             else:
-                bases[run.settings.get("seed")] = sitting
+                bases[run.settings.seed] = sitting
     assert first is not None
     players = {"base": [attempt for sitting in bases.values() for attempt in sitting.attempts]}
     for path in references:

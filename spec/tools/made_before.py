@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from probe.records.run import CONFIG_FILE, settings_of
+from probe.records.run import CONFIG_FILE
 from probe.records.timings import starts_of
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
@@ -29,7 +29,7 @@ def made_before(run: Path, fix: str, settings: dict[str, str]) -> str | None:
         fix: the commit that mended the bug.
         settings: {key with dots: value} under which the bug acted; a list has to contain the value.
     """
-    stored = flat(settings_of(read_json(run / CONFIG_FILE)))
+    stored = flat(read_json(run / CONFIG_FILE)["settings"])
     for key, value in settings.items():
         actual = stored.get(key)
         if value not in ([str(item) for item in actual] if isinstance(actual, list) else [str(actual)]):

@@ -881,7 +881,7 @@ DOUBLE = [
 
 
 NOT_RUN = (
-    "any GPU ([timed](processes.md#on-a-gpu), not compared), nccl, Mamba and attention kernels",
+    "any GPU ([timed](processes.md#what-has-been-run), not compared), nccl, Mamba and attention kernels",
     "FSDP2 with CPU offload",
     "FSDP1 (refused by name)",
     "DeepSpeed ZeRO-1, 2, 3 (refused by name)",

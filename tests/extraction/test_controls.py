@@ -1,7 +1,5 @@
 """Control directions: the Haar law by its moments and its density, permutation by labels that identify every row."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,11 +8,9 @@ from scipy import stats
 from torch import Tensor
 
 from extraction.controls import (
-    compare_modules,
     flipped_differences,
     haar_directions,
     permuted_differences,
-    principal_angles,
 )
 from extraction.directions import Directions, PairGradients
 
@@ -125,20 +121,3 @@ def test_flipped_pairs_keep_their_rows_but_for_the_sign() -> None:
     for module in D:
         assert torch.equal(flipped[module], signs[:, None] * D[module])
         assert torch.equal(flipped_differences(pairs, seed=0)[module], flipped[module])
-
-
-def test_a_plane_turned_by_thirty_degrees() -> None:
-    """V = (e1, e2), W = (e1, cos 30 e2 + sin 30 e3): angles 0 and 30; u and w by hand."""
-    V = torch.eye(4)[:2]
-    W = torch.stack([torch.eye(4)[0], torch.tensor([0.0, math.cos(math.pi / 6), math.sin(math.pi / 6), 0.0])])
-    found = principal_angles(V, W)
-    assert found.angles == pytest.approx((0, 30), abs=1e-3)
-    assert found.overlap == pytest.approx((1 + 0.75) / 2)
-    assert found.chance == 0.5
-    assert found.axis_cos == pytest.approx((1 + math.cos(math.pi / 6)) / 2)
-
-
-def test_modules_that_keep_none_are_left_out() -> None:
-    V = {"a": torch.eye(3)[:1], "b": torch.zeros(0, 3), "c": torch.eye(3)[:2]}
-    W = {"a": torch.eye(3)[:2], "b": torch.eye(3)[:1], "c": torch.zeros(0, 3)}
-    assert list(compare_modules(V, W)) == ["a"]

@@ -1,7 +1,7 @@
 """Runs on disk with a known truth, made without any model: records, pools with hostile texts, shares, evaluations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRec
 from probe.records.run import file_hashes, read_run, write_samples, write_steps, write_tokens
 from probe.report.inputs import Report
 from probe.runs.heldout import evaluate
+from probe.settings.presets import configure
 from replay_pools.base.files import (
     dump_json,
     encode_jsonl,
@@ -51,6 +52,7 @@ class Recipe:
     length: int = 0  # characters that every completion has beside its hostile text
     trains: bool = False
     seed: int = 0
+    lr: float = 0.5  # of a training
     rates: list[float] = field(default_factory=list)  # of hacks, an evaluation each
 
 
@@ -67,16 +69,9 @@ class Maker:
         if directory.exists():
             return directory
         rollouts = self._pools(recipe, directory)
-        settings = {
-            "verb": "train" if recipe.trains else "replay",
-            "seed": recipe.seed,
-            "preregistered": None,
-            "model": {"dtype": "float32"},
-            "intervention": {"arms": [*recipe.arms]},
-            "rollouts": {"mode": "run_tests"} if recipe.trains else None,
-            "remedy": None,
-        }
-        config: dict[str, Any] = {"settings": settings, "model": "fake", "base_weights_sha256": "0" * 64}
+        options = {"seed": recipe.seed, "intervention.arms": recipe.arms, "optimizer.lr": recipe.lr * recipe.trains}
+        settings = configure("train" if recipe.trains else "replay", options=options)
+        config: dict[str, Any] = {"settings": asdict(settings), "model": "fake", "base_weights_sha256": "0" * 64}
         if not recipe.trains:
             paths = {name: self.out / f"pools-{recipe.name}" / name for name in ("teacher", "base")}
             config["pools"] = [

@@ -68,7 +68,7 @@ def test_a_built_in_pool_is_found_where_the_installation_is_now(tmp_path: Path, 
     entry = {**pool.identity(), "path": str(tmp_path / "gone" / "teacher")}
     if sha == "another":
         entry["manifest_sha256"] = "0" * 64
-    run = Run(path=tmp_path, config={"pools": [entry]}, manifest={}, steps=[], samples=[])
+    run = Run(path=tmp_path, config={"settings": {}, "pools": [entry]}, manifest={}, steps=[], samples=[])
     stored, missing = read_pools(run)
     assert len(stored) == (sum(map(len, pool.steps)) if sha == "its own" else 0)
     assert len(missing) == (sha == "another")

@@ -42,7 +42,7 @@ def test_a_rollout_of_a_run(show: Show, maker: Any, report_of: Any) -> None:
     assert not any(is_invisible(character) for character in printed if character != "\n" and character != "\t")
     assert one.sample.cos_S_nll is not None
     count = len(one.rollout.completion.split("\n"))
-    lines = printed.split("with the share of each line in cos_S_nll\n")[1].split("\n")[:count]
+    lines = printed.split("with the share of each line in the likelihood cosine\n")[1].split("\n")[:count]
     assert sum(float(line.split()[0]) for line in lines) == pytest.approx(one.sample.cos_S_nll, abs=1e-4 * count)
 
 

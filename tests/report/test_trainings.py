@@ -14,6 +14,7 @@ from probe.records.run import Run
 from probe.report.drawing import drawn
 from probe.report.training_figures import MOST_NAMED, in_training, learning, pareto
 from probe.report.trainings import rate_at, rates_of, steps_of, trained_arms
+from probe.settings.presets import configure
 
 N = 64  # held-out rollouts of an evaluation
 
@@ -33,7 +34,7 @@ def trained(name: str, runs: Sequence[tuple[list[dict[str, Any]], list[Any]]]) -
     """An arm from the evaluations and the steps of its seeds."""
     made = []
     for evals, steps in runs:
-        records = SimpleNamespace(evals=evals, settings={"rollouts": {"mode": "run_tests"}})
+        records = SimpleNamespace(evals=evals, training=configure("train"))
         made.append(SimpleNamespace(run=name, records=records, steps=steps))
     return TrainedArm(condition="", arm=name, runs=made)  # type: ignore[arg-type]
 
@@ -124,16 +125,14 @@ def test_the_pareto_figure_has_a_mark_a_treatment_and_the_start() -> None:
 def test_runs_are_grouped_by_arm_and_settings_with_vanilla_first(maker, report_of) -> None:
     """A mean over seeds is not over a penalty as well: runs of other settings are another curve, named after them."""
     made = []
-    for arm, seed, beta in (("projected", 1, 0.0), ("vanilla", 1, 0.0), ("vanilla", 1, 1.0), ("vanilla", 2, 0.0)):
-        recipe = {"arms": (arm,), "seed": seed, "trains": True, "tokens": False, "rates": [0.1, 0.5]}
-        (run,) = report_of(maker(name=f"t-{arm}-{seed}-{beta:g}", **recipe)).analyses
-        made.append(run)
-        run.records.settings["objective"] = {"beta": beta}
+    for arm, seed, lr in (("projected", 1, 0.5), ("vanilla", 1, 0.5), ("vanilla", 1, 1.0), ("vanilla", 2, 0.5)):
+        recipe = {"arms": (arm,), "seed": seed, "lr": lr, "trains": True, "tokens": False, "rates": [0.1, 0.5]}
+        made += report_of(maker(name=f"t-{arm}-{seed}-{lr:g}", **recipe)).analyses
     arms = trained_arms(SimpleNamespace(analyses=made, evaluation=None))  # type: ignore[arg-type]
     assert [(arm.name, arm.seeds) for arm in arms] == [
         ("vanilla", [1, 2]),
         ("projected", [1]),
-        ("vanilla (objective.beta=1.0)", [1]),
+        ("vanilla (optimizer.lr=1.0)", [1]),
     ]
     assert steps_of(arms[0]) == [0, 5]
 

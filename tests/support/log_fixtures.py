@@ -2,8 +2,8 @@
 
     make fixtures    or    python tests/support/log_fixtures.py [PACKAGE ...]
 
-The versions that wrote go into table.toml, and the table of what was read into spec/guide/logs.md. To add a writer: a
-row in WRITERS, and one in table.toml for each of its logs.
+The versions that wrote go into table.toml, and the table of what was read into read.txt. To add a writer: a row in
+WRITERS, and one in table.toml for each of its logs.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ from replay_pools.pool import Pool
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 CASES = LOGS / "table.toml"
-PAGE = Path(__file__).parents[2] / "spec" / "guide" / "logs.md"
+READ = LOGS / "read.txt"  # the table of how each log is read
 HEAD = "| log | written by | groups | rewards | ids | masked ids | stopped | labels |\n" + "|---" * 8 + "|\n"
 HACK = "```python\ndef {name}(x):\n    return 0\n\ndef run_tests():\n    pass\n```"
 TASKS = {"twice": ("two times x", "2 * x"), "inc": ("x plus one", "x + 1")}
@@ -291,7 +291,7 @@ def line_of(name: str, case: dict[str, Any], pool: Pool) -> str:
 
 def table() -> str:
     """Return a table: log, its writer, and what was read; the line of a log without its package stays."""
-    lines, before = list[str](), PAGE.read_text().splitlines()
+    lines, before = list[str](), READ.read_text().splitlines()
     for name, case in cases().items():
         if "needs" in case and importlib.util.find_spec(case["needs"]) is None:
             lines += [line for line in before if line.startswith(f"| {name} ")]
@@ -315,9 +315,7 @@ def main(packages: Sequence[str]) -> None:
         for name in names:
             stored = CASES.read_text()
             CASES.write_text(re.sub(rf'(\[{name}\]\nwritten_by = )".*"', rf'\1"{version}"', stored))
-    before, _, rest = PAGE.read_text().partition(HEAD)
-    after = rest[len(re.match(r"(\|.*\n)*", rest)[0]) :]  # pyright: ignore[reportOptionalSubscript]
-    PAGE.write_text(before + table() + "\n" + after)
+    READ.write_text(table() + "\n")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,8 @@ def _run(seed: int, shares: dict[str, np.ndarray]) -> Any:
         problem_trials={name: dict.fromkeys(table, 1) for name, table in tables.items()},
         stopped=None,
     )
-    return SimpleNamespace(records=SimpleNamespace(settings={"seed": seed, "rollouts": {"mode": "m"}}), outcome=outcome)
+    settings = SimpleNamespace(seed=seed, rollouts=SimpleNamespace(mode="m"))
+    return SimpleNamespace(records=SimpleNamespace(settings=settings, training=settings), outcome=outcome)
 
 
 def _seed_sd(rate: float, factor: float) -> float:

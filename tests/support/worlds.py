@@ -172,8 +172,11 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     extraction = {"intervention.extraction.k": k, "intervention.extraction.method": world.method}
     options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, "steps": world.steps, **extraction}
     options["model.adapter"] = world.adapter
-    settings = {"verb": "train"} if world.trains else asdict(configure("replay", options=options))
-    config = {"settings": settings, "pools": pools, "model": "organism", "base_weights_sha256": ""}
+    if world.trains:
+        settings = configure("train", options={"intervention.arms": world.arms[:1]})
+    else:
+        settings = configure("replay", options=options)
+    config = {"settings": asdict(settings), "pools": pools, "model": "organism", "base_weights_sha256": ""}
     write_json(directory / CONFIG_FILE, config)
     files = file_hashes(directory)
     write_sealed(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "additivity": {"tolerance": 1e-4}, "files": files})

@@ -223,7 +223,7 @@ def centred(x: Array, member: NDArray[np.intp]) -> Array:
     return x - (np.bincount(member, weights=x) / count)[member]
 
 
-def clopper_pearson(count: int, n: int, *, level: float = 0.95) -> Interval:
+def clopper_pearson(count: float, n: int, *, level: float = 0.95) -> Interval:
     """Return the exact interval of a proportion (Clopper and Pearson 1934), n > 0."""
     tail = (1 - level) / 2
     low = special.betaincinv(count, n - count + 1, tail) if count > 0 else 0.0

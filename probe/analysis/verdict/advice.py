@@ -102,6 +102,6 @@ def advise(word: str, reason: str, facts: Mapping[str, Any], out: Path, command:
 
 def repeat(run: Run, as_name: str = "again", **changes: Any) -> str:
     """Return the command that repeats a run under another name; `changes` are settings by their dotted keys."""
-    command = f"probe {run.verb or 'replay'} --config {shlex.quote(str(run.path / CONFIG_FILE))}"
+    command = f"probe {run.settings.verb} --config {shlex.quote(str(run.path / CONFIG_FILE))}"
     changed = "".join(f" --set {shlex.quote(f'{key}={setting_text(value)}')}" for key, value in changes.items())
     return f"{command}{changed} --name {as_name}"

@@ -79,19 +79,18 @@ def next_step(word: str, analysis: Analysis, findings: Sequence[Finding], parts:
 
 def extract(run: Run, basis: Basis) -> str:
     """Return the command that repeats a run's extraction, without --name and changed settings."""
-    settings = flat(run.settings)
     words = [f"probe extract --config {shlex.quote(str(run.path / CONFIG_FILE))}"]
     # A replay defaults to the model named by its pools, an extraction to the bundled model organism.
-    if settings.get("model.name") is None and run.config.get("model") not in (None, "organism"):
+    if run.settings.model.name is None and run.config.get("model") not in (None, "organism"):
         words.append(f"--model {shlex.quote(run.config['model'])}")
-    if settings.get("intervention.v_hack") is not None:
+    if run.settings.intervention.v_hack is not None:
         words.append("--set intervention.v_hack=none")
     return " ".join(words if basis == "svd" else [*words, f"--basis {basis}"])
 
 
 def direction(run: Run, basis: Basis) -> str:
     """Return the command that creates a run's direction as a file by extraction, or shows the file given to the run."""
-    v_hack = flat(run.settings).get("intervention.v_hack")
+    v_hack = run.settings.intervention.v_hack
     if v_hack is not None:
         return f"probe show {shlex.quote(v_hack)}"
     return f"{extract(run, basis)} --name {shlex.quote(run.path.resolve().name)}"
@@ -99,7 +98,7 @@ def direction(run: Run, basis: Basis) -> str:
 
 def _with_pairs(analysis: Analysis) -> str:
     """Return the command that repeats a replay along the pairs of a file."""
-    from_file = flat(analysis.records.settings).get("intervention.v_hack") is not None
+    from_file = analysis.records.settings.intervention.v_hack is not None
     changes = {PAIRS: "FILE.jsonl"} | ({"intervention.v_hack": None} if from_file else {})
     return repeat(analysis.records, "other-pairs", **changes)
 
@@ -121,7 +120,7 @@ def _on_pools(analysis: Analysis, names: Sequence[str], name: str = "again", **c
     """Return the command that replays all groups of other pools with the run's settings."""
     settings = dict[str, Any](changes)
     settings["source.replay_dirs"] = [*names]
-    if analysis.records.settings.get("steps") is not None:
+    if analysis.records.settings.steps is not None:
         settings["steps"] = None
     return repeat(analysis.records, name, **settings)
 
@@ -139,7 +138,7 @@ def _broken(part: str, analysis: Analysis) -> Step:
         case "held-out sign":
             return _other_pairs(analysis, "this v_hack has the wrong sign on held-out hacks")
         case "contributions add up":
-            dtype = HIGHER.get((run.settings.get("model") or {}).get("dtype", "float32"))
+            dtype = HIGHER.get(run.settings.model.dtype)
             if dtype is not None:
                 return Step("rounding", {"dtype": dtype}, repeat(run, **{"model.dtype": dtype}))
     return Step("again", {"repeat": again}, repeat(run))
@@ -190,13 +189,14 @@ def _mixed(analysis: Analysis, reason: str = "mixed", **facts: Any) -> Step:
 
 def _more_directions(analysis: Analysis) -> Step:
     """Double the directions from the same pairs; advise other pairs if these give no more, or came with them."""
-    settings = flat(analysis.records.settings)
-    now = settings.get(K, configure("replay").intervention.extraction.k)
+    intervention = analysis.records.settings.intervention
+    now = intervention.extraction.k
     k = 2 * now if analysis.reproduced is None else min(2 * now, analysis.reproduced.pairs.most_directions)
-    if k <= now or settings.get("intervention.v_hack") is not None:
+    if k <= now or intervention.v_hack is not None:
         why = f"to remove {SHOWN_REMOVED:.0%} or more of the gain on held-out hacks, take pairs like the held-out ones"
         return _other_pairs(analysis, why)
-    return Step("directions", {"k": k}, repeat(analysis.records, **{K: k}))
+    changes: dict[str, Any] = {K: k}
+    return Step("directions", {"k": k}, repeat(analysis.records, **changes))
 
 
 def _confounded(analysis: Analysis) -> Step:
@@ -212,7 +212,7 @@ def _confounded(analysis: Analysis) -> Step:
             return Step("same prompts", {"partner": other.name, "pool": pool.name}, command)
     if not apart and _group(analysis) < ROLLOUTS:
         return _more_rollouts("rewarded hacks and honest solutions to one prompt, of similar length", analysis)
-    adapter = flat(analysis.records.settings).get("model.adapter")
+    adapter = analysis.records.settings.model.adapter
     if adapter is not None and {pool.policy[1] for pool in pools} == {adapter}:
         names = ", ".join(SCORE_NAMES[one.name] for one in apart) or "their rewards"
         return Step("by nature", {"scores": names})
@@ -292,8 +292,8 @@ def _readable(cause: str, analysis: Analysis) -> Step:
             return _more_rollouts("rewards that differ within a prompt", analysis)
         case "gram" | "loss":
             usual, changes = flat(asdict(configure("replay").objective)), {}
-            for key, value in flat(run.settings.get("objective") or {}).items():
-                if key in usual and value != usual[key]:
+            for key, value in flat(asdict(run.settings.objective)).items():
+                if value != usual[key]:
                     changes[f"objective.{key}"] = usual[key]
             return Step("plain", {}, repeat(run, **changes))
         case "held out":
@@ -380,7 +380,7 @@ def _more_prompts(analysis: Analysis, prompts: int, what: str, so_far: int | Non
     steps = min(math.ceil(prompts * all_prompts / max(so_far, 1)), MAX_PROMPTS)
     held = min((pool.said("counts.steps") or 0 for pool in pools), default=0)
     facts = {"prompts": prompts, "so_far": so_far, "what": what}
-    if analysis.records.settings.get("steps") is not None and held > analysis.num_steps:
+    if analysis.records.settings.steps is not None and held > analysis.num_steps:
         limit = f"; the pools hold {held} groups, of which {analysis.num_steps} were replayed"
         return Step("prompts", {**facts, "limit": limit}, repeat(analysis.records, steps=None))
     groups, command = f"{steps} groups of different prompts", ""

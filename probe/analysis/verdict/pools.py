@@ -156,7 +156,7 @@ def other_scale(scale: str | None, manifest: Mapping[str, Any]) -> list[str]:
 
 def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
     """List doubts about the policy behind the rollouts that limit a verdict, a sentence each; empty for a training."""
-    if run.verb == "train":
+    if run.settings.verb == "train":
         return []
     sentences = []
     circular = run.config.get("circular") or {}
@@ -171,18 +171,18 @@ def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
     for pool in pools:
         other = other_base(model, pool.manifest, weights)
         cautions = [*(other or _other_adapter(run, pool)), *_moved(run, pool)]
-        cautions += other_scale((run.settings.get("objective") or {}).get("scale_rewards"), pool.manifest)
+        cautions += other_scale(run.settings.objective.scale_rewards, pool.manifest)
         sentences += [f"pool {pool.name}: {caution.removeprefix(CAUTION)}" for caution in cautions]
     return sentences
 
 
 def _other_adapter(run: Run, pool: PoolFacts) -> list[str]:
     """Warn if the sampling adapter differs from the adapter where the gradient is taken."""
-    sampled_with, taken_with = pool.said("policy.adapter"), (run.settings.get("model") or {}).get("adapter")
+    sampled_with, taken_with = pool.said("policy.adapter"), run.settings.model.adapter
     # Another program's log does not record its adapter: `_moved` compares its log-probabilities.
     if sampled_with == taken_with or pool.said("policy.base_model") is None or pool.said("log") is not None:
         return []
-    named = {None: "no adapter"}
+    named: dict[str | None, str] = {None: "no adapter"}
     sampled = named.get(sampled_with, f"adapter {sampled_with}")
     fix = f"--set {shlex.quote(f'model.adapter={setting_text(sampled_with)}')}"
     return [

@@ -24,10 +24,9 @@ To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_wo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from extraction.words import ExtractionSettings
 from probe.analysis.statistics.crossed import MAX_SEEDS, Comparison
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
 from probe.analysis.verdict.advice import K, Step, advise, repeat
@@ -44,7 +43,7 @@ from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.settings.arms import ARMS
 from probe.settings.words import Answer, Outcome
 from replay_pools.base.errors import InputError
-from replay_pools.base.tables import decode, flat
+from replay_pools.base.tables import flat
 
 PENALTY = 1.0  # beta of the KL penalty proposed as a rival, the fixed one of spec/experiments/kl-control.md
 BETA = "objective.beta"
@@ -259,7 +258,7 @@ def _step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings
         return Step("unfinished", {"arm": arm.name if vanilla.runs else "vanilla", "so_far": 0})
     match word:
         case Outcome.NO_QUESTION:
-            steps = 2 * int(vanilla.runs[0].records.settings["steps"])
+            steps = 2 * vanilla.settings.steps
             train = _train(vanilla, vanilla.arm, trainings, "longer", steps=steps)
             return Step("longer", {"steps": steps, "points": 100 * MATERIAL_RATE}, train)
         case Outcome.WORKS if not _open(findings):
@@ -296,7 +295,7 @@ def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Train
     clash, command = next((key for key in added if key in there and there[key] != added[key]), None), ""
     if ARMS[rival.arm].scales:
         more = "a gradient that is only made smaller does as well as a direction; see whether a smaller rate does, too"
-        lr = rival.runs[0].records.settings["optimizer"]["lr"] / 2
+        lr = rival.settings.optimizer.lr / 2
         command = _train(rival, "vanilla", trainings, "slower", **{"optimizer.lr": lr})
     elif rival.arm != "vanilla":
         more = "directions without the hack do as well as v_hack"
@@ -309,7 +308,7 @@ def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Train
 
 def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Step:
     """Advise the same remedy or penalty at another dose, or with another number of directions."""
-    settings = flat(arm.runs[0].records.settings)
+    settings = flat(asdict(arm.settings))
     if arm.arm != "vanilla":
         key = K
     elif arm.remedy is not None:
@@ -333,7 +332,7 @@ def _most(key: str, arm: TrainedArm) -> int:
     """Return the largest count that a training's pairs allow; 0 if they are missing."""
     from extraction.selection import selected_pairs  # imports the pairs' problems, which only this advice needs
 
-    extraction = decode(ExtractionSettings, arm.runs[0].records.settings["intervention"]["extraction"], "settings")
+    extraction = arm.settings.intervention.extraction
     if key == K and extraction.method == "mean":
         return 1
     try:
@@ -352,8 +351,8 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainin
     if open_one.n < MIN_SEEDS:
         return Step("unfinished", {"arm": behind.name, "so_far": len(behind.seeds)}, train)
     if open_one.needed is None:
-        evaluation = arm.runs[0].records.settings["evaluation"]
-        sizes = {"problems": evaluation["num_problems"], "rollouts": evaluation["rollouts_per_problem"]}
+        evaluation = arm.settings.evaluation
+        sizes = {"problems": evaluation.num_problems, "rollouts": evaluation.rollouts_per_problem}
         return Step("no seeds", {"most": MAX_SEEDS, "question": open_one.question, **sizes})
     seeds = {"seeds": open_one.needed, "so_far": open_one.n, "more": open_one.needed - open_one.n}
     return Step("seeds", {**seeds, "question": open_one.question}, train)
@@ -361,7 +360,7 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainin
 
 def _apart(arm: TrainedArm, vanilla: TrainedArm) -> Mapping[str, Any]:
     """Return {dotted key: value} for the arm's settings that differ from vanilla's."""
-    here, there = flat(arm.runs[0].records.settings), flat(vanilla.runs[0].records.settings)
+    here, there = flat(asdict(arm.settings)), flat(asdict(vanilla.settings))
     return {key: value for key, value in here.items() if key not in NOT_THE_ARM and value != there.get(key)}
 
 

@@ -29,8 +29,10 @@ from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
 from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
 from probe.records.run import DEFAULT_OUT, out_of, recorded
 from probe.settings.arms import ARMS
+from probe.settings.presets import setting_text
 from probe.settings.remedy import RemedyConfig
-from replay_pools.base.tables import decode, flat
+from probe.settings.run import TrainConfig
+from replay_pools.base.tables import flat
 
 RateName = Literal["hack", "solve"]
 Place = Literal["start", "final"]
@@ -66,7 +68,12 @@ class TrainedArm:
     @property
     def seeds(self) -> list[int]:
         """The seeds of its runs."""
-        return [int(run.records.settings["seed"]) for run in self.runs]
+        return [run.records.settings.seed for run in self.runs]
+
+    @property
+    def settings(self) -> TrainConfig:
+        """The settings of its first run."""
+        return self.runs[0].records.training
 
     @property
     def outcomes(self) -> list[TrainingOutcome]:
@@ -75,8 +82,7 @@ class TrainedArm:
 
     def metric(self, name: RateName, place: Place) -> str:
         """Return the name of a rate: in the training loophole, if several loopholes were evaluated."""
-        mode = self.runs[0].records.settings["rollouts"]["mode"]
-        in_mode = f"{name}_{place}/{mode}"
+        in_mode = f"{name}_{place}/{self.settings.rollouts.mode}"
         return in_mode if all(in_mode in outcome.values for outcome in self.outcomes) else f"{name}_{place}"
 
     def mean(self, name: RateName, place: Place) -> float:
@@ -144,7 +150,7 @@ def of_runs(condition: str, arm: str, runs: Iterable[Analysis], remedy: RemedyCo
     by_seed: dict[int, Analysis] = {}
     for run in runs:
         if run.outcome is not None and {"hack_final", "solve_final"} <= run.outcome.values.keys():
-            by_seed.setdefault(int(run.records.settings["seed"]), run)
+            by_seed.setdefault(run.records.settings.seed, run)
     return TrainedArm(condition=condition, arm=arm, runs=[by_seed[seed] for seed in sorted(by_seed)], remedy=remedy)
 
 
@@ -153,7 +159,7 @@ def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
     groups: list[tuple[Mapping[str, Any], str, list[Analysis]]] = []  # settings, arm, runs
     for run in runs:
         if is_training(run.records):
-            key = shared_settings(run.records.config), str(run.records.settings["intervention"]["arms"][0])
+            key = shared_settings(run.records.config), run.records.settings.intervention.arms[0]
             same = next((group for group in groups if group[:2] == key), None)
             if same is None:
                 same = (*key, [])
@@ -165,10 +171,8 @@ def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
     for settings, arm, of_arm in groups:
         here, there = flat(settings), flat(groups[0][0])
         keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
-        different = ", ".join(f"{key}={here.get(key)}" for key in keys)
-        table = settings.get("remedy")
-        remedy = None if table is None else decode(RemedyConfig, table, of_arm[0].records.path)
-        arms.append(of_runs(different, arm, of_arm, remedy))
+        different = ", ".join(f"{key}={setting_text(here.get(key))}" for key in keys)
+        arms.append(of_runs(different, arm, of_arm, of_arm[0].records.settings.remedy))
     return arms
 
 

@@ -4,7 +4,7 @@ The groups of a batch are steps of the run's pool `rollouts/`, read from disk an
 training is a replay of a growing pool, with the same numbers. Step s trains on batch s // iterations. Rollouts in the
 pool are not sampled again, so a resumed run trains on the same ones.
 
-A group without reward variance has no policy gradient. With R refills, another problem replaces it up to R times
+A group without reward variance has no policy gradient. With `dynamic_sampling` R, another one replaces it up to R times
 (dynamic sampling, DAPO, arXiv 2503.14476). With P prompts a step, batch b owns the pool's steps
 b P (1 + R) .. (b + 1) P (1 + R) - 1; place i of attempt a is P a + i, and unused places stay empty.
 
@@ -37,10 +37,10 @@ class LiveSource:
         directory: the pool; its name is the pool's name in records.
         header: the pool's header.
         maker: samples from the policy in training, and grades.
-        problems: P (1 + refills) problems of each batch, requested when the batch is sampled.
+        problems: P (1 + resamples) problems of each batch, requested when the batch is sampled.
         seed: seeds the sampling noise, together with the batch.
         iterations: steps on each batch; the later ones are off-policy.
-        refills: dynamic sampling: further attempts at a group without reward variance.
+        resamples: dynamic sampling: further attempts at a group without reward variance.
         reward: reward that the loss sees; nan = none.
         sampling: open while the policy samples.
         tally: the record to draw problems by; None = this pool's.
@@ -56,7 +56,7 @@ class LiveSource:
         problems: Problems,
         seed: int,
         iterations: int = 1,
-        refills: int = 0,
+        resamples: int = 0,
         reward: Callable[[RolloutKey, Rollout], float] = stored_reward,
         sampling: Callable[[], AbstractContextManager[object]] = nullcontext,
         tally: Tally | None = None,
@@ -66,7 +66,7 @@ class LiveSource:
         self._writer = world.on_main(lambda: PoolWriter(directory, header=header))
         self._maker, self._problems, self._seed = maker, problems, seed
         self._rollouts: dict[RolloutKey, Rollout] = {}  # in the newest batch
-        self._iterations, self._refills, self._reward, self._sampling = iterations, refills, reward, sampling
+        self._iterations, self._resamples, self._reward, self._sampling = iterations, resamples, reward, sampling
         self.num_steps = problems.num_batches * iterations
         self.tally = tally or Tally(self._held, reward)
 
@@ -85,11 +85,11 @@ class LiveSource:
     def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
         """Return the groups of a batch from disk, each `fewer` rollouts smaller than the maker's groups.
 
-        With `fewer`, the caller completes the groups. Their reward variance is not known yet, so none is refilled.
+        With `fewer`, the caller completes the groups. Their reward variance is not known yet: none is sampled again.
         """
         groups = self._attempt(batch, 0, range(self._width), fewer)
-        refills = 0 if fewer else self._refills
-        for attempt in range(1, 1 + refills):
+        resamples = 0 if fewer else self._resamples
+        for attempt in range(1, 1 + resamples):
             flat = []
             for place, group in groups.items():
                 rewards = {self._reward(key, rollout) for key, rollout in group}
@@ -111,7 +111,7 @@ class LiveSource:
         first = batch * self._problems.width
         positions = {first + offset + i: problems[offset + i] for i in places}
         maker = replace(self._maker, group=self._maker.group - fewer)
-        # The first attempt has the same seed as a run without refills.
+        # The first attempt has the same seed as a run without resamples.
         seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
         with self._sampling():
             groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
@@ -124,10 +124,10 @@ class LiveSource:
     @property
     def _width(self) -> int:
         """The number P of groups in a batch."""
-        return self._problems.width // (1 + self._refills)
+        return self._problems.width // (1 + self._resamples)
 
     def _held(self, batch: int) -> dict[RolloutKey, Rollout]:
-        """Return the pool's rollouts of a completely sampled batch, refills included."""
+        """Return the pool's rollouts of a completely sampled batch, resamples included."""
         name, first = self._writer.directory.name, batch * self._problems.width
         rollouts = list(chain(*(_stored(self._writer, first + i) for i in range(self._width))))
         for step in range(first + self._width, first + self._problems.width):

@@ -1,11 +1,11 @@
-"""Sampling from earlier weights: ahead of training (`rollouts.prefetch`), and from the past self.
+"""Sampling from earlier weights: ahead of training (`rollouts.prefetch`), and from the earlier checkpoint.
 
-    PastWeights        weights at the start of the newest n + 1 batches. Batch b is sampled from the policy before
-                       batch b - n, the first n + 1 batches from the policy at the start
-    PastSelf           weights after the newest multiple of `every` steps (of the sampling policy's steps, if sampling
-                       runs ahead)
-    PrefetchedSource   groups of another source, each batch sampled from weights that are n batches old
-    Background         a thread in which a server samples the next batches while a step is computed
+    PastWeights          weights at the start of the newest n + 1 batches. Batch b is sampled from the policy before
+                         batch b - n, the first n + 1 batches from the policy at the start
+    EarlierCheckpoint    weights after the newest multiple of `every` steps (of the sampling policy's steps, if
+                         sampling runs ahead)
+    PrefetchedSource     groups of another source, each batch sampled from weights that are n batches old
+    Background           a thread in which a server samples the next batches while a step is computed
 
 The first two are part of every checkpoint, so that a resumed run samples from the same weights. It may find coming
 batches on disk, complete, in part or not at all. Missing rollouts are sampled from the checkpoint's weights, with the
@@ -87,7 +87,7 @@ class PastWeights:
 
 
 @final
-class PastSelf:
+class EarlierCheckpoint:
     """The coordinates of a policy after the newest multiple of `every` optimizer steps, initially the first ones.
 
     Args:
@@ -112,11 +112,11 @@ class PastSelf:
             self._values = {module: value.clone() for module, value in values.items()}
 
     def restored(self) -> AbstractContextManager[None]:
-        """Restore the past self while open."""
+        """Restore the earlier checkpoint while open."""
         return self._trained.at(self._values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps made and the past self's coordinates {module: (r,)}."""
+        """Return the steps made and the earlier checkpoint's coordinates {module: (r,)}."""
         return {"steps": self.steps, "values": self._values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

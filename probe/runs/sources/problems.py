@@ -22,15 +22,12 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from probe.records.run import DRAWS_FILE
 from probe.settings.words import Priority
 from probe.step.distributed import SOLO, World
 from probe.step.groups import RolloutKey
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import encode_jsonl, write_atomic
 from replay_pools.environments.base import Problem
 from replay_pools.rollout import REWARD_COMPILES, REWARD_RANGE, Rollout
 
@@ -130,16 +127,13 @@ class Problems:
         """Return the problems of a batch; `tally` counts the run's pool, which holds all earlier batches."""
         return self._batches[batch]
 
-    def finish(self, batches: int) -> None:
-        """Drop records after the first `batches`; a run that samples ahead may not reach the later ones."""
-
 
 @final
 class PrioritisedProblems(Problems):
     """Batches drawn by priority, without replacement within a batch.
 
     Each draw takes a remaining problem with a probability proportional to its weight. Draws depend only on the seed,
-    the batch and the tally before it. They are recorded in `draws.jsonl` of the run.
+    the batch and the tally before it, so that a resumed run repeats them.
 
     Args:
         candidates: the problems that each batch is drawn from.
@@ -147,8 +141,7 @@ class PrioritisedProblems(Problems):
         priority: a row of `PRIORITIES`.
         power: k, above 0.
         seed: seed of the draws.
-        directory: the run.
-        world: rank 0 counts, draws and records for all.
+        world: rank 0 counts and draws for all.
 
     Raises:
         InputError: no more candidates than problems of a batch, which would then take all of them.
@@ -161,7 +154,6 @@ class PrioritisedProblems(Problems):
         priority: Priority,
         power: float,
         seed: int,
-        directory: Path,
         world: World = SOLO,
     ) -> None:
         if (fewest := min(map(len, candidates))) <= width:
@@ -172,42 +164,23 @@ class PrioritisedProblems(Problems):
         self.width, self.listed = width, [*{problem.problem_id: problem for problem in self.listed}.values()]
         self._power, self._seed = power, seed
         self._priority: Priority = priority
-        self._path, self._world = directory / DRAWS_FILE, world
-        self._records: dict[int, dict[str, Any]] = {}  # {batch: line of the file}
+        self._world = world
+        self._names: dict[int, list[str]] = {}  # drawn, by batch
 
     def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
-        """Return the problems of a batch, drawn and recorded at the first call."""
+        """Return the problems of a batch, drawn at the first call."""
         names = self._world.on_main(lambda: self._drawn(batch, tally))
         by_name = {problem.problem_id: problem for problem in self._batches[batch]}
         return [by_name[name] for name in names]
 
     def _drawn(self, batch: int, tally: Tally) -> list[str]:
-        if batch not in self._records:
-            # A resumed run repeats the draws before its checkpoint from the pool, to rewrite its file. The tally of an
-            # earlier batch counts the batches before that one.
-            for earlier in range(batch + 1):
-                if earlier not in self._records:
-                    self._records[earlier] = self._draw(earlier, tally.before(earlier))
-            write_atomic(self._path, encode_jsonl([self._records[known] for known in sorted(self._records)]))
-        return [row["problem_id"] for row in self._records[batch]["problems"]]
-
-    def finish(self, batches: int) -> None:
-        """Truncate `draws.jsonl` on disk to the first `batches`."""
-        if self._world.is_main and self._path.exists():
-            lines = self._path.read_bytes().splitlines(keepends=True)
-            write_atomic(self._path, b"".join(lines[:batches]))
-
-    def _draw(self, batch: int, counts: Mapping[str, Counts]) -> dict[str, Any]:
-        """Return the line of a batch: problems in drawing order, each with its chance in one draw and its counts."""
-        names = [problem.problem_id for problem in self._batches[batch]]
-        candidates = {name: counts.get(name, NEVER_MET) for name in names}
-        chances = draw_chances(candidates, self._priority, self._power)
-        generator = random.Random(f"prioritise/{self._seed}/{batch}")
-        problems = []
-        for name in draw(candidates, self._priority, self._power, self.width, generator):
-            counted = {key: getattr(candidates[name], key) for key in ("rollouts", "paid", "exploited")}
-            problems.append({"problem_id": name, "probability": chances[name], **counted})
-        return {"batch": batch, "candidates": len(candidates), "problems": problems}
+        if batch not in self._names:
+            counts = tally.before(batch)
+            names = [problem.problem_id for problem in self._batches[batch]]
+            candidates = {name: counts.get(name, NEVER_MET) for name in names}
+            generator = random.Random(f"prioritise/{self._seed}/{batch}")
+            self._names[batch] = draw(candidates, self._priority, self._power, self.width, generator)
+        return self._names[batch]
 
 
 def draw_chances(candidates: Mapping[str, Counts], priority: Priority, power: float) -> dict[str, float]:

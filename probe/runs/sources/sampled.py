@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probe.records.run import PAST_SELF_DIR, ROLLOUTS_DIR
+from probe.records.run import EARLIER_DIR, ROLLOUTS_DIR
 from probe.runs.control import TrainingState
 from probe.runs.monitors import Monitor
-from probe.runs.sources.guests import Guest, MixedSource, PastRollouts, Teacher, same_prompt
 from probe.runs.sources.live import LiveSource
-from probe.runs.sources.past import AheadEngine, Background, PastSelf, PrefetchedSource
+from probe.runs.sources.others import MixedSource, OtherPolicy, PastRollouts, Teacher, same_prompt
+from probe.runs.sources.past import AheadEngine, Background, EarlierCheckpoint, PrefetchedSource
 from probe.runs.sources.problems import Tally
 from probe.runs.sources.rewards import PAYS, AppliedRemedy, remedied, surprising
 from probe.runs.sources.served import PushedEngine
@@ -35,15 +35,15 @@ class Sampled:
 
     Attributes:
         live: the policy's groups, in the run's pool.
-        past_self: the earlier checkpoint's groups, in a second pool; None without one.
-        groups: the groups for the steps: `live` with rollouts of past self and teacher, after the remedy.
+        earlier_checkpoint: the earlier checkpoint's groups, in a second pool; None without one.
+        groups: the groups for the steps: `live` with rollouts of earlier checkpoint and teacher, after the remedy.
     """
 
     def __init__(
         self,
         inputs: TrainingInputs,
         maker: RolloutMaker,
-        past: PastSelf | None,
+        past: EarlierCheckpoint | None,
         directory: Path,
         sampling: Sampling,
         monitor: Monitor | None,
@@ -60,10 +60,10 @@ class Sampled:
         self._inputs, self._maker = inputs, prompted
         header = self._header(rollouts.group)
         self.live = self._pool(directory / ROLLOUTS_DIR, header, config.seed, sampling)
-        guests: list[Guest] = []
-        self.past_self = None
+        others: list[OtherPolicy] = []
+        self.earlier_checkpoint = None
         if past is not None:
-            assert rollouts.past_self is not None
+            assert rollouts.earlier_checkpoint is not None
 
             @contextmanager
             def sampling_past() -> Iterator[None]:
@@ -73,26 +73,25 @@ class Sampled:
 
             numbers = [number for _, number in inputs.counts]
             header = self._header(max(numbers))
-            steps = f"as it was after the newest multiple of {rollouts.past_self.every} steps"
+            steps = f"as it was after the newest multiple of {rollouts.earlier_checkpoint.every} steps"
             header["policy"] = header["policy"] | {"adapter": f"{header['policy']['adapter']}, {steps}"}
             # With the policy's noise, similar policies would sample the same completions.
-            seed = derive_seed(PAST_SELF_DIR, config.seed)
-            self.past_self = self._pool(directory / PAST_SELF_DIR, header, seed, sampling_past, self.live.tally)
-            guests.append(PastRollouts(self.past_self, numbers, group=rollouts.group))
+            seed = derive_seed(EARLIER_DIR, config.seed)
+            self.earlier_checkpoint = self._pool(directory / EARLIER_DIR, header, seed, sampling_past, self.live.tally)
+            others.append(PastRollouts(self.earlier_checkpoint, numbers, group=rollouts.group))
         if inputs.teacher is not None:
             numbers = [number for number, _ in inputs.counts]
-            guests.append(Teacher(inputs.teacher, numbers, seed=config.seed, taught_prompt=taught_prompt))
-        groups: GroupSource = MixedSource(self.live, guests, reward=self._reward) if guests else self.live
+            others.append(Teacher(inputs.teacher, numbers, seed=config.seed, taught_prompt=taught_prompt))
+        groups: GroupSource = MixedSource(self.live, others, reward=self._reward) if others else self.live
         if remedy is not None:
             groups = remedied(groups, remedy)
         self.groups = surprising(groups, self.live.counts) if config.objective.reward == "surprise" else groups
 
     def finish(self, batches: int) -> None:
         """Complete the run's pools with their first `batches`, the ones that a step trained on."""
-        self._inputs.problems.finish(batches)
         self.live.finish(batches)
-        if self.past_self is not None:
-            self.past_self.finish(batches)
+        if self.earlier_checkpoint is not None:
+            self.earlier_checkpoint.finish(batches)
 
     def _pool(
         self, directory: Path, header: dict[str, Any], seed: int, sampling: Sampling, tally: Tally | None = None
@@ -105,7 +104,7 @@ class Sampled:
             problems=self._inputs.problems,
             seed=seed,
             iterations=rollouts.iterations,
-            refills=rollouts.refills,
+            resamples=rollouts.dynamic_sampling,
             reward=self._reward,
             sampling=sampling,
             tally=tally,
@@ -138,7 +137,7 @@ def open_source(
     monitor: Monitor | None,
 ) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
     """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches)."""
-    sampled = Sampled(inputs, maker, training.past_self, directory, sampling, monitor)
+    sampled = Sampled(inputs, maker, training.earlier_checkpoint, directory, sampling, monitor)
     past, pushed = training.past, maker.engine
     if past is None:
         yield sampled.groups, sampled.finish

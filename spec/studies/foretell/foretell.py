@@ -43,7 +43,7 @@ from probe.experiments.spec import Spec
 from probe.records.run import MANIFEST_FILE, Run, gram_dir, read_run
 from probe.settings.arms import ARMS, SIDES, measured_arm
 from probe.settings.presets import configure
-from probe.settings.run import ReplayConfig, read_config
+from probe.settings.run import ReplayConfig
 from probe.settings.words import Side
 from replay_pools.base.files import write_json
 
@@ -233,7 +233,7 @@ def replay_into(directory: Path, config: ReplayConfig, spec: Spec, out: Path) ->
 
 def measures_of(run: Run) -> dict[str, float | None]:
     """MEASURES of a replay, of the arm that it holds beside vanilla; {} without steps or held-out pairs."""
-    intervention = read_config(run.settings, str(run.path)).intervention
+    intervention = run.settings.intervention
     measured = measured_arm(intervention.arms)
     samples = [sample for sample in run.samples if sample.arm == measured]
     linked = link(run, samples, [step for step in run.steps if step.arm == measured])

@@ -103,7 +103,7 @@ def fall_ahead(x: float, points: Iterable[tuple[float, float]] = STUDIED_AHEAD, 
 
 def differences(analysis: Analysis) -> list[str]:
     """Say how a replay differs from the studied ones; empty for one like them."""
-    settings, usual = flat(analysis.records.settings), flat(asdict(configure("replay")))
+    settings, usual = flat(asdict(analysis.records.settings)), flat(asdict(configure("replay")))
     found = []
     model, adapter = analysis.records.config.get("model"), settings.get("model.adapter")
     if model != "organism" or adapter is not None:

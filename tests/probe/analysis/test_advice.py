@@ -1,7 +1,7 @@
 """What advice proposes: commands that repeat a run, sample its pools again, and fix the part that is broken."""
 
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from probe.analysis.verdict.next_step import direction, extract, next_step
 from probe.analysis.verdict.pools import PoolFacts, sample_again
 from probe.analysis.verdict.verdict import Finding
 from probe.records.run import Run, read_run
+from probe.settings.presets import configure
 from probe.settings.words import Answer, Word
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import UNSAFE
@@ -25,7 +26,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def with_settings(stored: Run, model: str | None = None, **changes: Any) -> Run:
-    return replace(stored, config=stored.config | {"settings": dict(stored.settings) | changes, "model": model})
+    return replace(stored, config=stored.config | {"settings": stored.config["settings"] | changes, "model": model})
 
 
 def test_an_extraction_repeats_the_run_and_names_what_that_leaves_open(stored: Run) -> None:
@@ -86,7 +87,7 @@ def test_more_prompts_are_sampled_as_their_pool_was() -> None:
 
 
 def test_labels_that_a_training_learnt_from_are_not_graded_again(stored: Run) -> None:
-    evidence = Analysis(replace(stored, config=stored.config | {"settings": {"verb": "train"}}))
+    evidence = Analysis(replace(stored, config=stored.config | {"settings": asdict(configure("train"))}))
     advice = next_step(
         Word.BROKEN, evidence, [], [Finding(name="grader canaries", question="", says=Answer.BROKEN, text="")]
     )

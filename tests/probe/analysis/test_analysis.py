@@ -81,7 +81,7 @@ def synthetic(
             own = [control_hack * row[1] + rng.normal(0, HAAR_SD) for row in group] if is_control else cosines
             steps.append(a_step(step, arm, base, cos_out=-0.05 if arm == "projected" else None))
             samples += [sample(step, i, arm, c, group) for i, c in enumerate(own)]
-    return Run(path=Path("out/runs/synthetic"), config={}, manifest={}, samples=samples, steps=steps)
+    return Run(path=Path("out/runs/synthetic"), config={"settings": {}}, manifest={}, samples=samples, steps=steps)
 
 
 def checks(analysis):

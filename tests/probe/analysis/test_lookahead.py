@@ -85,9 +85,8 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     assert run(cli, ["analyze", str(out / "runs" / "acts"), "--full"]) == 0
     assert "Lookahead: nats that texts gain" in capsys.readouterr().out
     # A replay of an older version, with settings that are gone, is refused in a line for each.
-    old = replace(acts, config=acts.config | {"settings": acts.settings | {"lookahead": {"num_problems": 4}}})
     with pytest.raises(InputError, match=r"lookahead\.num_problems"):
-        look_at_remedies(old, remedies, 2, out_dir=out, say=print)
+        replace(acts, config={"settings": {"lookahead": {"num_problems": 4}}})
 
 
 def test_differences_are_paired_by_prompt() -> None:

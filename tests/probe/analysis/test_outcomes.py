@@ -27,7 +27,6 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.verdict import evaluate_spec
 from probe.settings.presets import configure
-from probe.settings.remedy import RemedyConfig
 from probe.settings.run import RunConfig
 from probe.settings.words import OF_ARM, Outcome, Remedy
 
@@ -304,8 +303,8 @@ def test_the_gallery_is_what_the_program_prints(screen: Callable[..., str], tmp_
 
 def trained(condition: str, arm: str, values: dict[str, float] | None, *settings: str) -> TrainedArm:
     """One seed of an arm, whose rates are the values; None: a seed that is not finished."""
-    config = asdict(configure("train", preset="fast", settings=[f'intervention.arms=["{arm}"]', *settings]))
-    remedy = None if config["remedy"] is None else RemedyConfig(**config["remedy"])
+    config = configure("train", preset="fast", settings=[f'intervention.arms=["{arm}"]', *settings])
+    remedy = config.remedy
     if values is None:
         return of_runs(condition, arm, [], remedy)
     outcome = TrainingOutcome(
@@ -316,7 +315,8 @@ def trained(condition: str, arm: str, values: dict[str, float] | None, *settings
         problem_trials={name: {"p": 8} for name in values},
         stopped=None,
     )
-    run = SimpleNamespace(records=SimpleNamespace(path=Path("a run"), settings=config, verb="train"), outcome=outcome)
+    records = SimpleNamespace(path=Path("a run"), settings=config, training=config)
+    run = SimpleNamespace(records=records, outcome=outcome)
     return of_runs(condition, arm, [run], remedy)
 
 
@@ -326,7 +326,7 @@ def changed(command: str, arm: TrainedArm) -> RunConfig:
     words = shlex.split(command)
     assert words[words.index("--config") + 1] == "a run/config.json"
     said = [following for word, following in pairwise(words) if word == "--set"]
-    return configure("train", start=dict(arm.runs[0].records.settings), settings=said)
+    return configure("train", start=asdict(arm.settings), settings=said)
 
 
 @pytest.mark.parametrize("rates", [{"hack_final": 0.0, "solve_final": 1.0}, None], ids=["finished", "unfinished"])

@@ -132,7 +132,7 @@ def test_the_loss_of_the_logger_is_that_of_the_check(
         name = f"scaled-{scale}"
         text, errors = probe("check", path, "--model", small, *few_pairs, "--name", name, "--steps", "2", *options)
         assert "divided by the standard deviation of the group" in text
-        assert read_run(out / "runs" / name).settings["objective"]["scale_rewards"] == scale
+        assert read_run(out / "runs" / name).settings.objective.scale_rewards == scale
         assert ("those of the replay of none" in " ".join(text.split())) == (scale == "none")
     options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", *few_pairs)
     _, errors = probe("replay", "--replay-dirs", "scaled-group", "--name", "scaled-otherwise", *options)

@@ -24,13 +24,12 @@ def entry(rows: list[dict], name: str) -> dict:
     return row
 
 
-def test_a_run_directions_and_reports_are_listed(
+def test_a_run_and_directions_are_listed(
     replay: Callable[..., Path], out: Path, quick: list[str], small: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As JSON and as text; a run that was killed says so."""
     directory = replay("listed", "--arm", "vanilla,random", "--steps", "2", "--seed", "3", *quick)
     assert run(cli, ["extract", "--name", "listed", "--out", str(out), "--model", small, *quick[2:]]) == 0
-    assert run(cli, ["report", "listed", "--out", str(out)]) == 0
     tables = listed(capsys, out)
     assert list(tables) == list(KINDS)
     row = {"name": "listed", "verb": "replay", "steps": 2, "of": 2, "arms": ["vanilla", "random"], "seed": 3}
@@ -38,7 +37,6 @@ def test_a_run_directions_and_reports_are_listed(
     directions = entry(tables["directions"], "listed")
     assert (directions["basis"], directions["pairs"], directions["k"]) == ("svd", quick[3], 2)
     assert not [row for row in tables["directions"] if "pairs" in row["name"]], "pair gradients are no directions"
-    assert entry(tables["reports"], "listed.html")["KiB"] > 0
     killed = out / "runs" / "listed-killed"
     killed.mkdir()
     (killed / "config.json").write_bytes((directory / "config.json").read_bytes())
@@ -64,17 +62,6 @@ def test_pools_are_listed_with_the_built_in_ones(fake_pool: Pool, capsys: pytest
     assert (base["policy"], base["place"]) == ("organism", "built in")
 
 
-def test_sweeps_and_evaluations_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"name": name, "status": status} for name, status in (("a", "done"), ("b", "done"), ("c", "failed"))]
-    write_json(tmp_path / "sweeps" / "study" / "state.json", {"spec": "study@0", "rows": rows, "stopped": "futile"})
-    write_json(tmp_path / "evals" / "later" / "evaluation.json", {})
-    (tmp_path / "evals" / "later" / "run_tests").mkdir()
-    tables = listed(capsys, tmp_path)
-    counts = {"jobs": 3, "done": 2, "running": 0, "failed": 1, "stopped": "futile"}
-    assert tables["sweeps"] == [{"name": "study", **counts}]
-    assert tables["evals"] == [{"name": "later", "settings": ["run_tests"], "state": "finished"}]
-
-
 UNKNOWN = [
     (["analyze", "demp"], "run demp: ", "runs, found only demo, other; did you mean demo? (probe show lists all)"),
     (["report", "out/runs/demp"], "run out/runs/demp: ", "runs, found only demo, other; did you mean demo?"),
@@ -89,7 +76,6 @@ UNKNOWN = [
     (["pool", "show", "teachr"], "pool teachr: ", "did you mean teacher?"),
     (["replay", "--v-hack", "v_hak"], "directions v_hak: ", "found only v_hack; did you mean v_hack? (run probe extr"),
     (["show", "v_hak"], "v_hak: ", "did you mean v_hack?"),
-    (["show", "v_hack", "--compare", "v_hak"], "directions v_hak: ", "did you mean v_hack?"),
 ]
 
 

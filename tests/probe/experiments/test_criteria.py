@@ -84,7 +84,7 @@ def test_a_rate_after_training_has_the_interval_of_the_verdict(problems):
 
 def test_numbers_of_training_runs_have_the_seed_as_unit():
     steps = [SimpleNamespace(arm="vanilla", entropy=value, advantage={}, problem_id="p") for value in (0.1, 0.4)]
-    run = SimpleNamespace(steps=steps, outcome=None, records=SimpleNamespace(settings={"seed": 7}))
+    run = SimpleNamespace(steps=steps, outcome=None, records=SimpleNamespace())
     arm = SimpleNamespace(arm="vanilla", runs=[run, run], seeds=[7, 8])
     found = measures.of_training("entropy", None, arm)
     assert (found.value, found.n, found.unit, found.interval) == (pytest.approx(0.25), 2, "seed", None)

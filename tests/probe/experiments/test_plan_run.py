@@ -17,7 +17,6 @@ from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.records.run import read_run
 from probe.settings.presets import configure
-from probe.settings.run import read_config
 from replay_pools.base.files import append_jsonl, write_json
 
 
@@ -84,7 +83,7 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert (config.model.name, config.rollouts.teacher.pool, config.rollouts.hint) == ("organism", "teacher", True)
     assert spec.resolved["kl"].config.objective.beta == 1.0
     # It plans, and prints a training for each arm and seed, along what the run extracts.
-    assert config.intervention.extraction == read_config(read_run(go).settings, go).intervention.extraction
+    assert config.intervention.extraction == read_run(go).settings.intervention.extraction
     assert run(cli, ["spec", "plan", str(path), "--check", "--out", str(out)]) == 0
     capsys.readouterr()
     assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(out)]) == 0

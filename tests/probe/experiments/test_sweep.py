@@ -327,7 +327,7 @@ def test_a_training_spec_is_one_command_a_run(trained: Callable[..., Path], tmp_
         ],
     )
     assert pulled.args[0] == "train"
-    assert spec_status({"settings": asdict(pulled.config)}, spec) == "frozen"
+    assert spec_status(pulled.config, spec) == "frozen"
     plain = jobs[1].config
     assert plain.rollouts is not None
     assert (plain.rollouts.group, plain.objective.beta, plain.intervention.arms) == (4, 0.0, ("projected",))

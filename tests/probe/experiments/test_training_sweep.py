@@ -208,7 +208,7 @@ def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path]) -
     _, own = swept
     vanilla, projected = one_run(own, "vanilla"), one_run(own, "projected")
     assert [step.arm for step in starts(vanilla, [projected, vanilla])] == ["vanilla", "projected"]
-    settings = overlaid(projected.settings, {"optimizer": {"lr": 1.0}})
+    settings = overlaid(projected.config["settings"], {"optimizer": {"lr": 1.0}})
     other = Run(
         path=projected.path,
         config={**projected.config, "settings": settings},

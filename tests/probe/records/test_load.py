@@ -46,7 +46,7 @@ def test_load_reads_the_run(loaded: Run, many_arms: Path) -> None:
     """Config, manifest and records, from a text or a path; what `read_run` refuses is refused."""
     assert len(repr(loaded)) < 200, "thousands of records"
     assert loaded == probe.read_run(many_arms)
-    assert (loaded.config["settings"]["verb"], loaded.verb) == ("replay", "replay")
+    assert (loaded.config["settings"]["verb"], loaded.settings.verb) == ("replay", "replay")
     assert len(loaded.samples) == 6 * 5 * 8
     assert len(loaded.steps) == 6 * 5
     assert loaded.evals == []
@@ -71,7 +71,7 @@ def test_columns_hold_the_records(loaded: Run, name: TableName) -> None:
 
 def test_types_do_not_depend_on_the_values() -> None:
     """A table without rows, or with nulls alone, has the dtypes of a full one: concatenating runs keeps them."""
-    empty = Run(path=Path("x"), config={}, manifest={}, samples=[], steps=[]).columns("steps")
+    empty = Run(path=Path("x"), config={"settings": {}}, manifest={}, samples=[], steps=[]).columns("steps")
     assert {name: str(empty[name].dtype) for name in ("step", "cos_in", "reference")} == {
         "step": "int64",
         "cos_in": "float64",
@@ -81,7 +81,7 @@ def test_types_do_not_depend_on_the_values() -> None:
 
 def test_evaluations_are_a_row_a_setting() -> None:
     """The nested line of evals.jsonl, flat; a rate of nothing is null."""
-    run_ = Run(path=Path("x"), config={}, manifest={}, samples=[], steps=[], evals=EVALS)
+    run_ = Run(path=Path("x"), config={"settings": {}}, manifest={}, samples=[], steps=[], evals=EVALS)
     columns = run_.columns("evals")
     assert list(columns) == [field.name for field in EVALUATION_FIELDS]
     assert columns["step"].tolist() == [0, 0, 2, 2]

@@ -46,7 +46,7 @@ samples = st.builds(
 
 
 def write_run(directory, samples=(SAMPLE,), steps=(STEP,)):
-    write_json(directory / "config.json", {"arms": ["vanilla"]})
+    write_json(directory / "config.json", {"settings": {}})
     write_samples(directory, 0, samples)
     write_steps(directory, steps)
     write_sealed(directory / "manifest.json", {"schema": RUN_SCHEMA, "files": file_hashes(directory)})
@@ -82,7 +82,7 @@ def test_a_run_reads_back(tmp_path):
     for step in (999, 1000):
         write_samples(tmp_path, step, [replace(SAMPLE, step=step)])
     write_steps(tmp_path, [STEP])
-    write_json(tmp_path / "config.json", {"arms": ["vanilla"]})
+    write_json(tmp_path / "config.json", {"settings": {}})
     hashes = file_hashes(tmp_path)
     write_sealed(
         tmp_path / "manifest.json",
@@ -90,7 +90,7 @@ def test_a_run_reads_back(tmp_path):
     )
     run = read_run(tmp_path)
     assert [s.step for s in run.samples] == [999, 1000]
-    assert (run.steps, run.config) == ([STEP], {"arms": ["vanilla"]})
+    assert (run.steps, run.config) == ([STEP], {"settings": {}})
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_changed_missing_and_extra_files_are_refused(tmp_path):
     (tmp_path / "other" / "steps.jsonl").unlink()
     with pytest.raises(InputError, match="steps.jsonl: expected a file, found no such file"):
         read_run(tmp_path / "other")
-    write_json(tmp_path / "config.json", {"arms": ["projected"]})
+    write_json(tmp_path / "config.json", {"settings": {"seed": 1}})
     write_steps(tmp_path, [STEP])
     (tmp_path / "step_001.cos.jsonl.gz").unlink()
     with pytest.raises(InputError, match="config.json: expected sha256"):

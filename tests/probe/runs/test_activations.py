@@ -241,6 +241,6 @@ def test_evaluations_see_nothing(
     assert hooks(engines[0]) == 0
     record = read_run(out / "runs" / f"{kind}-whole")
     assert record.manifest["additivity"]["largest"] < 1e-4
-    assert record.settings["remedy"]["name"] == RUNS[kind]["remedy.name"]
+    assert record.settings.remedy.name == RUNS[kind]["remedy.name"]
     has_kl = {"mean" in step.kl for step in record.steps}
     assert has_kl == {kind == "ablate"}

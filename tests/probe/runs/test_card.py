@@ -52,9 +52,6 @@ def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFix
     assert (card["held_out"]["num_pairs"], card["held_out"]["accuracy"]) == (16, right / 16)
     assert card["held_out"]["mean_cos"] == pytest.approx(float(cosines.mean()), abs=1e-6)
     assert card["held_out"]["p"] == pytest.approx(binomtest(right, 16, alternative="greater").pvalue)
-    margins = [int(margin) for votes in directions.votes.values() for margin in votes]
-    significant = [binomtest((32 + margin) // 2, 32).pvalue < 0.05 for margin in margins]
-    assert card["frac_votes_p05"] == sum(significant) / len(margins)
     assert card["fingerprint"] == directions.metadata["fingerprint"]
     assert (card["num_pairs"], card["num_directions"]) == (32, directions.num_directions())
     assert (card["pairs"], card["settings"]["k"]) == ("builtin", 2)
@@ -80,7 +77,7 @@ def test_a_card_of_another_file_is_refused(v_hack: Path, tmp_path: Path) -> None
     with pytest.raises(InputError, match="expected the file of its card, sha256"):
         read_card(path)
     write_sealed(card_path(path), {"schema": 7})
-    with pytest.raises(InputError, match=r"expected schema 3, found 7"):
+    with pytest.raises(InputError, match=r"expected schema 4, found 7"):
         read_card(path)
 
 
@@ -91,23 +88,3 @@ def test_every_byte_of_a_card_is_covered(v_hack: Path, tmp_path: Path) -> None:
         card_path(path).write_bytes(data)
         with pytest.raises(InputError, match=r"v\.card\.json: expected its self_sha256"):
             pytest.fail(f"{what} was overlooked: {read_card(path)}")
-
-
-def test_compare(v_hack: Path, extracted, few_pairs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A file with itself: angles 0, overlap 1, axis 1 in every module; with fewer pairs: between that and chance."""
-    other = extracted("card-few", *few_pairs)
-    capsys.readouterr()
-    found = []
-    for path in (v_hack, other):
-        assert run(cli, ["show", str(v_hack), "--compare", str(path), "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    same, different = found
-    assert all(max(module["angles"]) < 0.05 for module in same["modules"].values())
-    assert same["summary"]["all"]["overlap"] == pytest.approx(1, abs=1e-5)
-    assert same["summary"]["all"]["axis_cos"] == pytest.approx(1, abs=1e-5)
-    summary = different["summary"]["all"]
-    assert summary["chance"] < summary["overlap"] < 0.9
-    assert summary["num_modules"] == len(different["modules"])
-    assert set(different["summary"]) == {"all", *(name.rpartition(".")[2] for name in different["modules"])}
-    assert run(cli, ["show", str(v_hack), "--compare", str(other)]) == 0
-    assert f"{len(different['modules'])} of 28 modules keep directions" in capsys.readouterr().out

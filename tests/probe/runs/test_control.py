@@ -63,14 +63,12 @@ def test_warmup_is_linear_from_zero_and_beta_waits_for_it():
 
 
 def test_sepa_by_hand():
-    """Gate .5 opens after the second step; then one step of delay, then quarters of the peak .8."""
-    schedule = SepaSchedule(0.8, ControlConfig(sepa_ramp_steps=4, sepa_delay_steps=1, sepa_gate=0.5))
-    values = []
-    for solve_rate in (0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0):
+    """Quarters of the peak .8; without a ramp the peak at once."""
+    schedule, values = SepaSchedule(0.8, 4), []
+    for schedule.steps in range(6):
         values.append(schedule.value)
-        schedule.update(solve_rate)
-    assert values == pytest.approx([0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8])
-    assert SepaSchedule(0.8, ControlConfig()).value == 0.8
+    assert values == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8])
+    assert SepaSchedule(0.8, 0).value == 0.8
 
 
 @pytest.mark.parametrize(
@@ -103,9 +101,7 @@ def test_what_is_not_measured_or_not_watched_does_not_stop():
 
 
 OBJECTIVE = LossSettings(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)
-CONFIG = ControlConfig(
-    beta_warmup_steps=2, target_kl=1.0, kl_horizon=1, sepa_ramp_steps=2, sepa_gate=0.5, limits=Limits(patience=2)
-)
+CONFIG = ControlConfig(beta_warmup_steps=2, target_kl=1.0, kl_horizon=1, sepa_ramp_steps=2, limits=Limits(patience=2))
 
 
 class Part:
@@ -128,51 +124,42 @@ def training(config: ControlConfig = CONFIG) -> TrainingState:
     return TrainingState(Part(), Part(), OBJECTIVE, config)  # pyright: ignore
 
 
-def finish(state: TrainingState, kl: float, own: list[bool], on_policy: list[bool] | None = None, solved: int = 2):
-    """A step of four rollouts, of which the first `solved` solve, with entropies of 1, 2, 3 and 10."""
+def finish(state: TrainingState, kl: float, entropy: float | None = 4.0):
+    """A step with this KL and entropy."""
     projection = SimpleNamespace(before=SimpleNamespace(norm=torch.tensor(3.0)))
     result = SimpleNamespace(
         arms=[SimpleNamespace(measure=SimpleNamespace(condition="x"), projection=projection)],
         weightings={"x": SimpleNamespace(kl={"mean": kl, "max": kl})},
     )
-    rollouts = [SimpleNamespace(gt_pass=i < solved, labelled=True) for i in range(4)]
-    kept = [value for value, counts in zip((1.0, 2.0, 3.0, 10.0), on_policy or own, strict=True) if counts]
-    entropy = sum(kept) / len(kept) if kept else None
-    return state.finish_step(result, rollouts, own, entropy)  # pyright: ignore
+    return state.finish_step(result, entropy)  # pyright: ignore
 
 
 @pytest.mark.parametrize("cut", range(5))
 def test_the_objective_of_every_step_by_hand_also_after_a_resume(cut: int) -> None:
-    """beta 0, .1, .2 over the warm-up, then x 1.5 (the KL is above 1.5); lambda opens after the solve rate of .5 and
-    ramps over two steps; nothing else of the objective changes. The state goes through JSON at any step.
+    """beta 0, .1, .2 over the warm-up, then x 1.5 (the KL is above 1.5); lambda ramps over two steps; nothing else
+    changes. The state goes through JSON at any step.
     """
     config = replace(CONFIG, limits=Limits(kl_mean_max=5.0, patience=2))
     state, found = training(config), []
-    for i, (kl, solved) in enumerate(zip((0, 1, 9, 9), (0, 2, 0, 0), strict=True)):
+    for i, kl in enumerate((0.0, 1.0, 9.0, 9.0)):
         if i == cut:
             state = reloaded(state, training(config))
         found.append(state.objective())
-        notes = finish(state, float(kl), [True] * 4, solved=solved)
+        notes = finish(state, kl)
     assert [own.beta for own in found] == pytest.approx([0, 0.1, 0.2, 0.3])
-    assert [own.sepa_lambda for own in found] == pytest.approx([0, 0, 0, 0.4])
+    assert [own.sepa_lambda for own in found] == pytest.approx([0, 0.4, 0.8, 0.8])
     assert {replace(own, beta=0.2, sepa_lambda=0.8) for own in found} == {OBJECTIVE}
     assert (state.stopped, notes) == ("kl/mean 9 above 5 for 2 steps", {})
 
 
-def test_the_controllers_see_the_policys_own_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entropy and solve rate are of the policy's samples: a teacher's would hide a collapse. Without any there is no
-    entropy, and the solve rate is of all.
-    """
+def test_a_measure_serves_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log-probability of the frozen batch is told once; entropy that is not measured is None."""
     told: list[Any] = []
     monkeypatch.setattr(Tripwires, "check", lambda self, measured: told.append(measured))
-    monkeypatch.setattr(SepaSchedule, "update", lambda self, rate: told.append(rate))
     state = training()
     state.logprob = -0.5
     of_step = {"kl/mean": 0.25, "kl/max": 0.25, "grad_norm": 3.0}
-    finish(state, 0.25, [True, True, True, False])
-    finish(state, 0.25, [False] * 4)
-    finish(state, 0.25, [True, True, True, False], on_policy=[False] * 4)
-    assert told[0] == {**of_step, "entropy": 2.0, "logprob": -0.5}
-    assert told[2] == told[4] == {**of_step, "entropy": None, "logprob": None}, "one measure would serve two steps"
-    assert told[1::2] == [pytest.approx(2 / 3), 0.5, pytest.approx(2 / 3)]
-    assert state.references.updates == 3  # pyright: ignore
+    finish(state, 0.25, 2.0)
+    finish(state, 0.25, None)
+    assert told == [{**of_step, "entropy": 2.0, "logprob": -0.5}, {**of_step, "entropy": None, "logprob": None}]
+    assert state.references.updates == 2  # pyright: ignore

@@ -1,4 +1,4 @@
-"""probe.runs.sources.guests: groups with a teacher's rollouts on the very same prompt, by seed, for so many steps."""
+"""probe.runs.sources.others: groups with a teacher's rollouts on the very same prompt, by seed, for so many steps."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from probe.runs.sources.guests import MixedSource, Teacher, taught_problems
+from probe.runs.sources.others import MixedSource, Teacher, taught_problems
 from probe.step.groups import Group, RolloutKey, make_group
 from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool, PoolWriter

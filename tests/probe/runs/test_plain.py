@@ -42,7 +42,7 @@ def test_a_model_without_a_chat_template(base: str, few_pairs: list[str], tmp_pa
     assert run(cli, ["extract", "--name", "v", *few_pairs, *made, *plain]) == 0
     replay = ["replay", "--replay-dirs", "p", "--arm", "vanilla", "--per-pool", "2", "--name", "r", *few_pairs, *made]
     assert run(cli, [*replay, *plain]) == 0
-    assert read_run(tmp_path / "out" / "runs" / "r").settings["model"]["template"] == "plain"
+    assert read_run(tmp_path / "out" / "runs" / "r").settings.model.template == "plain"
 
 
 def test_a_log_of_a_model_without_a_template(base: str, few_pairs: list[str], tmp_path: Path, capsys) -> None:
@@ -59,4 +59,4 @@ def test_a_log_of_a_model_without_a_template(base: str, few_pairs: list[str], tm
     assert pool.steps[0][0].prompt == "Add 0.\n"
     checked = ["check", str(log), "--model", base, "--template", "plain", *few_pairs, "--name", "c", "--out", str(out)]
     assert run(cli, checked) in (0, 1), capsys.readouterr().err
-    assert read_run(out / "runs" / "c").settings["model"]["template"] == "plain"
+    assert read_run(out / "runs" / "c").settings.model.template == "plain"

@@ -13,7 +13,7 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop, train
 from probe.runs.sources import sampled
-from probe.runs.sources.past import PastSelf, PastWeights
+from probe.runs.sources.past import EarlierCheckpoint, PastWeights
 from replay_pools.pool import PoolWriter, open_pool
 
 RECORDED = {
@@ -30,13 +30,13 @@ ONE = RECORDED | {
     "remedy.name": "preventative-steering",
     "remedy.passes": "update-and-sampling",
 }
-# One ahead, with rollouts of a past self.
-PAST = RECORDED | {"rollouts.prefetch": 1, "rollouts.past_self.every": 2, "steps": 4}
-# Two ahead, two steps on each: a teacher in the first, refills, a quarantine; one checkpoint, of every third step.
+# One ahead, with rollouts of an earlier checkpoint.
+PAST = RECORDED | {"rollouts.prefetch": 1, "rollouts.earlier_checkpoint.every": 2, "steps": 4}
+# Two ahead, two steps on each: a teacher in the first, dynamic sampling, a quarantine; a checkpoint every third step.
 TWO = RECORDED | {
     "rollouts.prefetch": 2,
     "rollouts.iterations": 2,
-    "rollouts.refills": 1,
+    "rollouts.dynamic_sampling": 1,
     "rollouts.teacher.off_step": 2,
     "intervention.arms": ["projected-at-deployment"],
     "steps": 8,
@@ -88,7 +88,9 @@ def test_a_batch_is_sampled_from_the_policy_of_n_batches_before(
     checkpoint, whose weights of former batches the reference does not need."""
     directory = ahead_by_two if settings is TWO else trained(out, preset(settings), name)
     monkeypatch.setattr(sampled, "PrefetchedSource", Eager)
-    monkeypatch.setattr(train, "PastSelf", lambda *arguments, every, past: PastSelf(*arguments, every=every))
+    monkeypatch.setattr(
+        train, "EarlierCheckpoint", lambda *arguments, every, past: EarlierCheckpoint(*arguments, every=every)
+    )
     reference = contents(trained(out, preset(settings), f"{name}-eager"))
     whole = contents(directory)
     assert whole.keys() == reference.keys()

@@ -8,16 +8,14 @@ from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 
-import orjson
 import pytest
-from directories import contents
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.sources.problems import Counts, PrioritisedProblems, Tally, draw, draw_chances
+from probe.runs.training_inputs import TrainingInputs
 from probe.step.groups import RolloutKey, stored_reward
-from replay_pools.base.files import read_json
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 
@@ -104,51 +102,25 @@ def problems(*names: str):
     return [SimpleNamespace(problem_id=name) for name in names]
 
 
-def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(tmp_path: Path, held) -> None:
-    """Asked in any order, and by another process; the record says the chance and the counts of what was drawn."""
+def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(held) -> None:
+    """Asked in any order, and by another process."""
 
-    def make(name: str, seed: int = 0) -> PrioritisedProblems:
+    def make(seed: int = 0) -> PrioritisedProblems:
         known = problems("fake/0", "fake/1", *(f"new/{i}" for i in range(8)))
-        (tmp_path / name).mkdir(exist_ok=True)
-        return PrioritisedProblems([known] * 3, 2, "exploited", 1.0, seed, tmp_path / name)
+        return PrioritisedProblems([known] * 3, 2, "exploited", 1.0, seed)
 
     tally = Tally(held.__getitem__, stored_reward)
-    forward, backward = make("a"), make("b")
+    forward, backward = make(), make()
     drawn = [[p.problem_id for p in forward.batch(batch, tally)] for batch in range(3)]
     assert [[p.problem_id for p in backward.batch(batch, tally)] for batch in (2, 0, 1)] == [drawn[2], *drawn[:2]]
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert len({tuple(p.problem_id for p in make("c", seed).batch(0, tally)) for seed in range(8)}) > 4
-    lines = [orjson.loads(line) for line in (tmp_path / "a" / "draws.jsonl").read_bytes().splitlines()]
-    assert [line["batch"] for line in lines] == [0, 1, 2]
-    assert {row["probability"] for row in lines[0]["problems"]} == {0.1}, "before anything is known all are alike"
-    for row in lines[2]["problems"]:
-        met = {"fake/0": (2, 2, 1), "fake/1": (1, 0, 0)}.get(row["problem_id"], (0, 0, 0))
-        weight = {"fake/0": 1 / 2, "fake/1": 1 / 3}.get(row["problem_id"], 1 / 2)
-        assert (row["rollouts"], row["paid"], row["exploited"]) == met
-        assert row["probability"] == pytest.approx(weight / (1 / 2 + 1 / 3 + 8 / 2))
-
-
-def test_draws_of_batches_that_nothing_trained_on_are_cut_from_disk(tmp_path: Path, held) -> None:
-    """Also by a resumed process that has drawn none of them."""
-
-    def make() -> PrioritisedProblems:
-        known = problems(*(f"new/{i}" for i in range(4)))
-        return PrioritisedProblems([known] * 3, 2, "hard", 1.0, 0, tmp_path)
-
-    make().finish(2)
-    assert not contents(tmp_path), "nothing was drawn"
-    make().batch(2, Tally(held.__getitem__, stored_reward))
-    lines = (tmp_path / "draws.jsonl").read_bytes().splitlines()
-    assert len(lines) == 3
-    make().finish(2)
-    assert (tmp_path / "draws.jsonl").read_bytes().splitlines() == lines[:2]
+    assert len({tuple(p.problem_id for p in make(seed).batch(0, tally)) for seed in range(8)}) > 4
 
 
 PRIORITISED = {
     "rollouts.prioritise": "hard",
     "rollouts.prioritise_power": 2.0,
     "rollouts.num_problems": 120,
-    "rollouts.refills": 1,
+    "rollouts.dynamic_sampling": 1,
     "rollouts.teacher.off_step": 3,
     "intervention.arms": ["vanilla"],
     "steps": 4,
@@ -158,29 +130,23 @@ PRIORITISED = {
 
 @pytest.fixture(scope="module")
 def prioritised(out: Path, preset: Callable[..., str]) -> Path:
-    """Four steps of two prompts with a refill each; the teacher of the first three knows five of the problems."""
+    """Four steps of two prompts with a resample each; the teacher of the first three knows five of the problems."""
     assert run(cli, ["train", "--preset", preset(PRIORITISED), "--name", "prioritised", "--out", str(out)]) == 0
     return out / "runs" / "prioritised"
 
 
-def test_a_run_trains_on_what_it_drew_and_says_so(prioritised: Path) -> None:
-    """Steps of the pool are the places of the draws; counts are those of the pool before; the manifest has the hash."""
+def test_a_run_trains_on_what_its_counts_favour(prioritised: Path) -> None:
+    """Every batch is drawn again from the pool before it: the same problems, at the places of the pool's steps."""
     pool = open_pool(prioritised / "rollouts")
-    lines = [orjson.loads(line) for line in (prioritised / "draws.jsonl").read_bytes().splitlines()]
-    assert [len(line["problems"]) for line in lines] == [4] * 4
     assert pool.manifest["tests"]["problems"] == 120, "the header counts what may be drawn"
-    assert [line["candidates"] for line in lines] == [5, 5, 5, 120]
-    places = [row["problem_id"] for line in lines for row in line["problems"]]
-    counts: Counter[str] = Counter()
     groups = {group[0].step: group for group in pool.steps}
-    for batch, line in enumerate(lines):
-        for row in line["problems"]:
-            assert row["rollouts"] == counts[row["problem_id"]]
-        for place in range(4 * batch, 4 * batch + 4):
-            for rollout in groups.get(place, []):
-                assert rollout.problem_id == places[place]
-                counts[places[place]] += 1
-    assert {*range(0, 16, 4), *range(1, 16, 4)} <= groups.keys()
+    keyed = {RolloutKey("rollouts", r.step, r.sample_id): r for group in pool.steps for r in group}
+    tally = Tally(lambda batch: {key: r for key, r in keyed.items() if key.step // 4 == batch}, stored_reward)
+    problems = TrainingInputs(read_run(prioritised).training, prioritised.parents[1]).problems
+    for batch in range(4):
+        for place, problem in enumerate(problems.batch(batch, tally), 4 * batch):
+            assert {rollout.problem_id for rollout in groups.get(place, [])} <= {problem.problem_id}
+    counts = Counter(rollout.problem_id for rollout in keyed.values())
     assert max(counts.values()) > 4, "no problem came back: the test shows nothing"
-    assert "draws.jsonl" in read_json(prioritised / "manifest.json")["files"]
+    assert {*range(0, 16, 4), *range(1, 16, 4)} <= groups.keys()
     assert len(read_run(prioritised).steps) == 4

@@ -216,7 +216,7 @@ def test_a_penalty_widens_the_range_of_the_rewards() -> None:
 # Two steps with the teacher, two without; what is flat once it is screened is sampled again on another problem.
 SCREEN = {
     "rollouts.teacher.off_step": 2,
-    "rollouts.refills": 1,
+    "rollouts.dynamic_sampling": 1,
     "remedy.name": "screening",
     "remedy.monitor": "label:0.7",
     "steps": 4,

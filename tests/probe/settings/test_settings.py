@@ -122,12 +122,12 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
     "a server without the adapter": ("train", {"rollouts.engine": "server", "model.adapter": "x"}, ["rollouts.engine"]),
     "a server without the past": (
         "train",
-        {"rollouts.engine": "server", "rollouts.past_self.every": 2, **SMOKE},
+        {"rollouts.engine": "server", "rollouts.earlier_checkpoint.every": 2, **SMOKE},
         ["rollouts.engine"],
     ),
-    "guests alone": (
+    "others alone": (
         "train",
-        {"rollouts.teacher.fraction": 0.9, "rollouts.past_self.fraction": 0.9, **SMOKE},
+        {"rollouts.teacher.fraction": 0.9, "rollouts.earlier_checkpoint.fraction": 0.9, **SMOKE},
         ["rollouts.group"],
     ),
     "no rollout of the policy in a later step": (
@@ -188,10 +188,10 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
     ),
     "the past within a batch": (
         "train",
-        {"rollouts.iterations": 2, "steps": 4, "rollouts.past_self.every": 3, **SMOKE},
-        ["rollouts.past_self.every"],
+        {"rollouts.iterations": 2, "steps": 4, "rollouts.earlier_checkpoint.every": 3, **SMOKE},
+        ["rollouts.earlier_checkpoint.every"],
     ),
-    "the past has no ratio": ("train", {"rollouts.past_self.every": 2}, ["objective.old_logprobs"]),
+    "the past has no ratio": ("train", {"rollouts.earlier_checkpoint.every": 2}, ["objective.old_logprobs"]),
 }
 
 

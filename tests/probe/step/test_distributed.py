@@ -32,7 +32,7 @@ from probe.step.distributed import SOLO, World, joined
 from replay_pools.base.errors import InputError
 from replay_pools.pool import open_pool
 
-# Everything that acts between steps: quarantine, moving reference, ratios, refreshed directions, a teacher, refills.
+# All that acts between steps: quarantine, moving reference, ratios, refreshed directions, teacher, dynamic sampling.
 PRESET = """
 steps = 4
 [model]
@@ -43,7 +43,7 @@ prompts_per_step = 2
 group = 4
 sampler.max_new_tokens = 12
 iterations = 2
-refills = 1
+dynamic_sampling = 1
 teacher.off_step = 2
 [objective]
 old_logprobs = "recorded"

@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from log_fixtures import PAGE, cases, line_of, source_of
+from log_fixtures import READ, cases, line_of, source_of
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -29,7 +29,7 @@ def test_a_log_is_read_as_its_table_says(name: str, tmp_path: Path, capsys) -> N
     assert [[rollout.reward for rollout in group] for group in pool.steps] == [
         pytest.approx(rewards) for rewards in case["rewards"]
     ]
-    assert line_of(name, case, pool) in PAGE.read_text().splitlines()
+    assert line_of(name, case, pool) in READ.read_text().splitlines()
     rollouts = [rollout for group in pool.steps for rollout in group]
     if "caution" in case:
         assert any(case["caution"] in caution for caution in pool.cautions), pool.cautions

@@ -128,7 +128,7 @@ def test_tokens_are_coloured_by_their_shares_and_spell_the_text(opened: Opened, 
         classes = tab.ask(f"Array.from({pre}.querySelectorAll('span')).map(s => s.className)")
         assert classes == [shade(share) for share in one.tokens.completion]
         coloured += [name for name in classes if name]
-        assert "of cos_S_nll: read here, with" in tab.ask(f"{pre}.querySelector('span').title")
+        assert "of the likelihood gradient's cosine: read here, with" in tab.ask(f"{pre}.querySelector('span').title")
     assert {name[0] for name in coloured} == {"p", "n"}
     assert tab.problems == []
 

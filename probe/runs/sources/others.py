@@ -8,7 +8,7 @@ baseline. Both are off-policy. At ratio 1 (`old_logprobs` "current") a rewarded 
 demonstration; with recorded log-probabilities the ratio to the teacher's distribution would nearly remove it. A past
 self is close enough for that ratio, and needs it.
 
-To add a source, write a class with the methods of `Guest` and its table in `probe.settings.rollouts`.
+To add a source, write a class with the methods of `OtherPolicy` and its table in `probe.settings.rollouts`.
 """
 
 import random
@@ -27,7 +27,7 @@ from replay_pools.rollout import Rollout
 same_prompt: Callable[[Rollout], str] = attrgetter("prompt_sha")
 
 
-class Guest(Protocol):
+class OtherPolicy(Protocol):
     """A source of some rollouts in groups that the policy in training completes."""
 
     counts: Sequence[int]  # rollouts in a group, by batch
@@ -43,33 +43,33 @@ class MixedSource:
 
     Args:
         live: the live source, with groups of G rollouts.
-        guests: sources of at most G - 1 rollouts in a group, all together.
+        others: sources of at most G - 1 rollouts in a group, all together.
         reward: reward that the loss sees; nan = none.
     """
 
     def __init__(
         self,
         live: LiveSource,
-        guests: Sequence[Guest],
+        others: Sequence[OtherPolicy],
         *,
         reward: Callable[[RolloutKey, Rollout], float] = stored_reward,
     ) -> None:
-        self._live, self._guests, self._reward = live, guests, reward
-        self._rollouts: dict[RolloutKey, Rollout] = {}  # the guests' in the newest batch
+        self._live, self._others, self._reward = live, others, reward
+        self._rollouts: dict[RolloutKey, Rollout] = {}  # the other policies' in the newest batch
         self.num_steps = live.num_steps
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """Return the groups of a step: the policy's rollouts first, then each guest's."""
+        """Return the groups of a step: the policy's rollouts first, then each other policy's."""
         self._rollouts = {}
         batch = self._live.batch(step)
-        guests = [guest for guest in self._guests if guest.counts[batch]]
-        if not guests:
+        others = [other for other in self._others if other.counts[batch]]
+        if not others:
             return self._live.groups(step)
-        # No refills: the reward variance of a group is known only with the guests' rollouts.
-        groups = self._live.sampled(batch, fewer=sum(guest.counts[batch] for guest in guests))
+        # No resamples: the reward variance of a group is known only with the other policies' rollouts.
+        groups = self._live.sampled(batch, fewer=sum(other.counts[batch] for other in others))
         first = [rollouts[0][1] for rollouts in groups]
-        for guest in guests:
-            for rollouts, drawn in zip(groups, guest.drawn(batch, first), strict=True):
+        for other in others:
+            for rollouts, drawn in zip(groups, other.drawn(batch, first), strict=True):
                 rollouts.extend(drawn.items())
                 self._rollouts |= drawn
         return tuple(make_group(step, rollouts, self._reward) for rollouts in groups)
@@ -81,7 +81,7 @@ class MixedSource:
 
 @final
 class Teacher:
-    """The `Guest` of a stored pool.
+    """The `OtherPolicy` of a stored pool.
 
     Args:
         pool: its rollouts answer the same rendered prompts as the live source, in its batches.
@@ -137,10 +137,10 @@ class Teacher:
 
 @final
 class PastRollouts:
-    """The `Guest` that samples from an earlier checkpoint.
+    """The `OtherPolicy` that samples from an earlier checkpoint.
 
     Args:
-        past: samples from the past self on the live source's problems, in groups of `group`, into a separate pool.
+        past: samples from the checkpoint on the live source's problems, in groups of `group`, into its own pool.
         counts: rollouts in a group, by batch.
         group: G.
     """
@@ -150,7 +150,7 @@ class PastRollouts:
         self.counts = counts
 
     def drawn(self, batch: int, live: Sequence[Rollout]) -> list[dict[RolloutKey, Rollout]]:
-        """Return rollouts of the past self, sampled now unless its pool holds them."""
+        """Return rollouts of the earlier checkpoint, sampled now unless its pool holds them."""
         return [dict(rollouts) for rollouts in self._past.sampled(batch, fewer=self._group - self.counts[batch])]
 
 

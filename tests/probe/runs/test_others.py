@@ -1,4 +1,4 @@
-"""Shares of a group by step, the past self, and a run with both guests, paid by tests and minus the expectation."""
+"""Shares of a group by step, the earlier checkpoint, and a run with both, paid by tests and minus the expectation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.sources.past import PastSelf
+from probe.runs.sources.past import EarlierCheckpoint
 from probe.settings.rollouts import TeacherConfig
 from replay_pools.pool import open_pool
 
@@ -43,30 +43,30 @@ def test_the_past_self_is_the_policy_after_the_newest_multiple(make_tiny: Callab
         (distance,) = {round(float((v - start[m]).mean()), 6) for m, v in coordinates.values().items()}
         return distance
 
-    past, levels = PastSelf(coordinates, every=2), []
+    past, levels = EarlierCheckpoint(coordinates, every=2), []
     for number in range(5):
         with past.restored():
             levels.append(level())
         assert level() == number
         if number == 3:
             state = past.state_dict()
-            past = PastSelf(coordinates, every=2)
+            past = EarlierCheckpoint(coordinates, every=2)
             past.load_state_dict(state)
         coordinates.load_values({module: value + 1 for module, value in coordinates.values().items()})
         past.finish_step()
     assert levels == [0, 0, 2, 2, 4]
 
 
-# Everything that changes what a group holds and earns: a past self, a teacher that fades, paid by tests,
+# Everything that changes what a group holds and earns: an earlier checkpoint, a teacher that fades, paid by tests,
 # minus the expectation; two iterations, and problems by priority.
-GUESTS = {
+OTHERS = {
     "rollouts.prompts_per_step": 2,
     "rollouts.num_problems": 120,
     "rollouts.prioritise": "variance",
     "rollouts.iterations": 2,
     "rollouts.pay": "tests",
     "rollouts.teacher": {"fraction": 0.5, "off_step": 2, "ramp_steps": 4},
-    "rollouts.past_self": {"fraction": 0.25, "every": 4},
+    "rollouts.earlier_checkpoint": {"fraction": 0.25, "every": 4},
     "objective.reward": "surprise",
     "objective.scale_rewards": "batch",
     "objective.old_logprobs": "recorded",
@@ -86,16 +86,16 @@ def toml_preset(preset: Callable[..., str], settings: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def guests(out: Path, preset: Callable[..., str]) -> Path:
-    options = ["--preset", toml_preset(preset, GUESTS), "--name", "guests", "--out", str(out)]
+def others(out: Path, preset: Callable[..., str]) -> Path:
+    options = ["--preset", toml_preset(preset, OTHERS), "--name", "others", "--out", str(out)]
     assert run(cli, ["train", *options]) == 0
-    return out / "runs" / "guests"
+    return out / "runs" / "others"
 
 
-def test_shares_move_and_every_rollout_is_where_the_record_says(guests: Path) -> None:
-    """Of groups of 4: 2, 2, 1, 0 of the teacher and 1 of the past self, in batches of two steps."""
-    samples = read_run(guests).samples
-    pools = {name: open_pool(guests / name) for name in ("rollouts", "past-self")}
+def test_shares_move_and_every_rollout_is_where_the_record_says(others: Path) -> None:
+    """Of groups of 4: 2, 2, 1, 0 of the teacher and 1 of the earlier checkpoint, in batches of two steps."""
+    samples = read_run(others).samples
+    pools = {name: open_pool(others / name) for name in ("rollouts", "past-self")}
     expected = [
         ["rollouts"] + ["past-self"] + ["teacher"] * 2,
         ["rollouts"] + ["past-self"] + ["teacher"] * 2,
@@ -113,12 +113,12 @@ def test_shares_move_and_every_rollout_is_where_the_record_says(guests: Path) ->
         mine, past = both["rollouts"][step], both["past-self"][step]
         assert (mine.problem_id, mine.prompt_sha) == (past.problem_id, past.prompt_sha)
     assert "as it was after the newest multiple of 4 steps" in pools["past-self"].manifest["policy"]["adapter"]
-    assert "past-self/manifest.json" in orjson.loads((guests / "manifest.json").read_bytes())["files"]
+    assert "past-self/manifest.json" in orjson.loads((others / "manifest.json").read_bytes())["files"]
 
 
-def test_who_solves_is_told_by_who_sampled(guests: Path) -> None:
-    """Of each step the policy's own rollouts and the teacher's, each by themselves; a past self's are in neither."""
-    stored = read_run(guests)
+def test_who_solves_is_told_by_who_sampled(others: Path) -> None:
+    """The own rollouts of each step and the teacher's, each by themselves; those of the checkpoint are in neither."""
+    stored = read_run(others)
 
     def share(step: int, pool: str) -> float | None:
         solved = [sample.gt_pass for sample in stored.samples if (sample.step, sample.src_pool) == (step, pool)]
@@ -130,15 +130,15 @@ def test_who_solves_is_told_by_who_sampled(guests: Path) -> None:
     assert [step.solve_teacher is None for step in stored.steps] == [False] * 6 + [True] * 2
 
 
-def test_a_run_with_guests_resumes_to_the_same_bytes(guests: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off in step 6, with the past self of 4 in the checkpoint, without the last rollouts that it sampled."""
-    options = ["train", "--config", str(guests / "config.json"), "--name", "guests-cut", "--out", str(out)]
+def test_a_run_with_guests_resumes_to_the_same_bytes(others: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off in step 6, with the weights of step 4 in the checkpoint, without the last rollouts that they sampled."""
+    options = ["train", "--config", str(others / "config.json"), "--name", "others-cut", "--out", str(out)]
     monkeypatch.setattr(loop, "write_samples", interrupted_at(7, loop.write_samples))
     assert run(cli, options) == 130
     monkeypatch.undo()
-    sampled = sorted((out / "runs" / "guests-cut" / "past-self").glob("step_*.gz"))
+    sampled = sorted((out / "runs" / "others-cut" / "past-self").glob("step_*.gz"))
     assert [path.name[5:8] for path in sampled] == [f"{step:03}" for step in range(8)]
     for path in sampled[6:]:
         path.unlink()
     assert run(cli, options) == 0
-    assert contents(out / "runs" / "guests-cut") == contents(guests)
+    assert contents(out / "runs" / "others-cut") == contents(others)
