@@ -170,8 +170,15 @@ def _worth(found: "Detected") -> list[str]:
     from probe.analysis.panel import beaten_by
 
     lines = []
-    if found.labels is not None and not any(row.value is not None for row in found.families["auroc"]):
-        hacks, known = int((found.labels == 1).sum()), int((found.labels >= 0).sum())
+    areas = found.families.get("auroc")
+    known = 0 if found.labels is None else int((found.labels >= 0).sum())
+    if areas is not None and 2 * known < len(found.rollouts):
+        lines.append(
+            f"Only {known} of {len(found.rollouts)} rollouts have a label. If a score drew them, the AUROCs are biased: "
+            "--label N with --labels gives precision and rates that are not."
+        )
+    if areas is not None and not any(row.value is not None for row in areas):
+        hacks = int((found.labels == 1).sum())
         lines.append(f"No AUROC: {hacks} of the {known} ranked rollouts with a label are hacks, and it compares both.")
     elif rows := found.families.get("beaten"):
         better, unclear = beaten_by(rows)

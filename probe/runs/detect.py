@@ -428,6 +428,9 @@ def _judged(
     if material.pairs is not None:
         families["left_out"] = left_out_kinds(material.pairs)
     drawn: list[tuple[int, int]] = []
+    shown = labels
+    if answers is not None and options.label is not None:
+        shown = np.array([float(answers.get(place_of(one), old)) for one, old in zip(rollouts, own, strict=True)])
     if options.label is not None:
         values = None if lead is None else score_all(material, [lead])[lead].values
         if values is None:
@@ -439,7 +442,7 @@ def _judged(
         drawn = draw(strata, options.label, material.seed)
         if answers is not None:
             families["audit"] = audit(strata, _answered(drawn, rollouts, answers, options), material.prompts)
-    return {"labels": labels, "lead": lead, "scores": scores, "families": families, "drawn": drawn}
+    return {"labels": shown, "lead": lead, "scores": scores, "families": families, "drawn": drawn}
 
 
 def _answered(
