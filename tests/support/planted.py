@@ -111,7 +111,6 @@ def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int, k:
             LinkedStep(
                 record=cast(Any, record),
                 rows=np.arange(8 * number, 8 * number + 8),
-                products=gram.samples.sum(0),
                 weights=weights,
                 unit_weights=np.full(8, 1 / 8),
             )
