@@ -174,8 +174,8 @@ def _worth(found: "Detected") -> list[str]:
     known = 0 if found.labels is None else int((found.labels >= 0).sum())
     if areas is not None and 2 * known < len(found.rollouts):
         lines.append(
-            f"Only {known} of {len(found.rollouts)} rollouts have a label. If a score drew them, the AUROCs are biased: "
-            "--label N with --labels gives precision and rates that are not."
+            f"Only {known} of {len(found.rollouts)} rollouts have a label. If a score drew them, the AUROCs are "
+            "biased: --label N with --labels gives precision and rates that are not."
         )
     if areas is not None and not any(row.value is not None for row in areas):
         hacks = int((found.labels == 1).sum())

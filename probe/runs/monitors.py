@@ -120,6 +120,19 @@ def _labels(rollouts: Sequence[Rollout]) -> Array:
     return np.array([np.nan if one.hacked is None else float(one.hacked) for one in rollouts])
 
 
+def check_monitor(config: StepConfig, out_dir: Path) -> None:
+    """Refuse a detector or a clean pool that does not exist, before a model is loaded.
+
+    Raises:
+        InputError: no such detector, a wrong argument, or no such pool.
+    """
+    remedy = config.remedy
+    if remedy is not None and remedy.traits.monitored:
+        row, _ = row_of(remedy.monitor, WHERE)
+        if not row.is_verdict:
+            resolve_pool(remedy.clean, out_dir)
+
+
 def open_monitor(config: StepConfig, policy: Policy, bases: Bases, out_dir: Path) -> Monitor | None:
     """Return the monitor of the run's remedy, with the clean pool measured at the present weights; None without one.
 

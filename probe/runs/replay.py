@@ -24,7 +24,7 @@ from probe.runs.monitors import open_monitor
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import is_complete, open_run
 from probe.runs.session import running
-from probe.runs.sources.rewards import AppliedRemedy, remedied
+from probe.runs.sources.rewards import AppliedRemedy, ChangedSource, remedied
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, with_direction_file
 from probe.step.distributed import SOLO, World
@@ -163,8 +163,8 @@ def with_remedy(
 ) -> tuple[GroupSource, Setup]:
     """Apply a remedy to the rewards of the groups and the activations of the setup.
 
-    The rollouts were sampled without it, so its effect on sampling is not measured. A monitor scores the rollouts of a
-    step at the weights of the step.
+    The rollouts were sampled without it, so its effect on sampling is not measured. A monitor scores them once, at the
+    replay's weights, also for a lookahead, which moves them.
     """
     if config.remedy is None:
         return source, setup
@@ -172,4 +172,8 @@ def with_remedy(
     if activations is not None:
         setup = replace(setup, in_update=activations.in_update)
     remedy = AppliedRemedy(config.remedy, chat=policy, monitor=open_monitor(config, policy, setup.bases, out_dir))
-    return remedied(source, remedy), setup
+    changed = remedied(source, remedy)
+    if remedy.monitor is not None:
+        scored = [changed.groups(step) for step in range(source.num_steps)]
+        changed = ChangedSource(source, lambda step, groups: scored[step])
+    return changed, setup

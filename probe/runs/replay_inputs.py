@@ -16,6 +16,7 @@ from extraction.selection import is_builtin, load_pairs, selected_pairs
 from probe.analysis.verdict.pools import other_base, other_scale
 from probe.runs.assemble import configured_policy
 from probe.runs.inputs import record_of
+from probe.runs.monitors import check_monitor
 from probe.settings.loss import LossCondition, check_recorded
 from probe.settings.rollouts import SourceConfig
 from probe.settings.run import ReplayConfig
@@ -49,6 +50,7 @@ class ReplayInputs:
     """
 
     def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
+        check_monitor(config, out_dir)
         self.source, self._device, self._say = config.source, device, say
         self._cache_dir = out_dir / "cache"
         paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]

@@ -7,6 +7,7 @@ from typing import Any
 from probe.records.run import OWN_POOLS
 from probe.runs.heldout import hold_out
 from probe.runs.inputs import record_of
+from probe.runs.monitors import check_monitor
 from probe.runs.sources.others import taught_problems
 from probe.runs.sources.problems import PrioritisedProblems, Problems, choose_problems
 from probe.runs.sources.rewards import check_payable, check_returning
@@ -42,6 +43,7 @@ class TrainingInputs:
         if config.objective.lacks_divisor:
             limit = config.rollouts.sampler.max_new_tokens
             config = replace(config, objective=replace(config.objective, max_completion_length=limit))
+        check_monitor(config, out_dir)
         self.config, self.world = config, world
         self.counts = [config.rollouts.counts(step) for step in range(0, config.steps, config.rollouts.iterations)]
         self.teacher = _open_teacher(config, out_dir)

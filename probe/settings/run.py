@@ -104,7 +104,8 @@ class StepConfig(RunConfig):
         if self.trains and len(self.conditions) > 1:
             yield FieldError("conditions", "one loss variant if weights move", ", ".join(names))
         arms, is_quarantined = self.intervention.arms, self.remedy is not None and self.remedy.name == "quarantine"
-        if is_quarantined != any(ARMS[name].quarantines for name in arms):
+        is_split = any(ARMS[name].quarantines for name in arms)
+        if (is_quarantined and not is_split) or (is_split and self.trains and not is_quarantined):
             expected = "quarantine with the remedy quarantine, and only with it"
             yield FieldError("intervention.arms", expected, ", ".join(arms))
         for name, objective in self.objectives().items():

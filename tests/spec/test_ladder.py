@@ -59,7 +59,12 @@ def train(tmp_path: Path, make_rollout: Callable[..., Rollout], pool_header: dic
             return directory
         make_run(directory, World(trains=True, arms=("vanilla",), num_steps=2))
         config = read_json(directory / CONFIG_FILE) | {"base_weights_sha256": weights}
-        config["settings"] = {**config["settings"], "verb": "train", "seed": seed, "model": {"adapter": None}}
+        config["settings"] = {
+            **config["settings"],
+            "verb": "train",
+            "seed": seed,
+            "model": {"name": "organism", "adapter": None},
+        }
         write_json(directory / CONFIG_FILE, config)
         rows = []
         for step, solved in by_step.items():

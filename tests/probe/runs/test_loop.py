@@ -7,7 +7,7 @@ import math
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
+from probe.settings.presets import configure
 from probe.settings.training import CheckpointConfig, ControlConfig, Limits, OptimizerConfig
 from probe.step.bases import Bases
 from probe.step.groups import Group, RolloutKey, make_group
@@ -39,6 +40,7 @@ CONTROL = ControlConfig(
     beta_warmup_steps=2, target_kl=1e-4, ema_decay=0.5, ema_every=2, limits=Limits(kl_mean_max=None)
 )
 STEPS = 5
+SETTINGS = asdict(configure("train", preset="smoke", options={"steps": STEPS}))
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def make_run(make_tiny: Callable[..., Trained], make_rollout: Callable[..., Roll
             directory,
             HandMade(make_rollout, case.wild_step),
             setup,
-            done=open_run(directory, {"settings": {"verb": "train", "case": repr(case)}}),
+            done=open_run(directory, {"settings": SETTINGS, "case": repr(case)}),
             timings=Timings(),
             checkpoints=case.checkpoints,
             before_step=before_step,

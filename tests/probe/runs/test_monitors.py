@@ -158,3 +158,11 @@ def test_a_screen_ranks_a_monitor(replay: Callable[..., Path], quick: list[str],
     assert seen is not None
     assert plain is not None
     assert seen < plain
+
+
+def test_a_wrong_monitor_is_refused_before_a_model_is_loaded(
+    preset: Callable[..., str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"remedy.name": "screening", "remedy.monitor": "simlarity"}
+    assert run(cli, ["train", "--preset", preset(changes), "--dry-run", "--out", str(out)]) == 2
+    assert "did you mean similarity" in capsys.readouterr().err
