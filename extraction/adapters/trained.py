@@ -21,7 +21,7 @@ Hu et al. 2021, arXiv 2106.09685 (LoRA).
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -143,6 +143,10 @@ class Trained:
             yield
         finally:
             self.load_values(previous)
+
+    def at_start(self) -> AbstractContextManager[None]:
+        """While open, the coordinates are all 0: the adapted model equals the base model."""
+        return self.at({module: torch.zeros_like(value) for module, value in self.values().items()})
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Set every `.grad` to its part of {module: (r,)}; InputError when modules or sizes differ."""

@@ -43,6 +43,7 @@ ITERATIONS = 100  # most, of k-means and of the probe's Newton steps
 # Provisional; rounding to bfloat16 causes less than a fifth of it.
 SAME_WEIGHTS = 0.05
 SAME_SCORES = 1e-4  # the same between two scores of our own, which differ by float32's rounding alone
+GRADIENT_FIELDS = ("cosines", "similarities", "fingerprints")  # fields of Material that need a backward
 LABELLED = "needs labels (--map hacked=COLUMN, or --labels without --label)"
 
 
@@ -390,14 +391,9 @@ DETECTORS: Mapping[str, Detector] = {
     )
 }
 PANEL = tuple(name for name, row in DETECTORS.items() if row.argument in ("", "[fingerprint]"))
-OF_GRADIENTS = (
-    "similarity",
-    "influence",
-    "cosine",
-    "cosine-unit",
-    "fingerprint",
-)  # the first that is measured has to win
-TRIVIAL = ("logratio", "words", "nll", "length", "text")  # what it has to win against
+# The first of OF_GRADIENTS that is measured has to win against TRIVIAL.
+OF_GRADIENTS = ("similarity", "influence", "cosine", "cosine-unit", "fingerprint")
+TRIVIAL = ("logratio", "words", "nll", "length", "text")
 
 
 def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:
@@ -486,6 +482,11 @@ def score_all(material: Material, names: Sequence[str]) -> dict[str, Scores]:
 def place_of(rollout: Rollout) -> str:
     """Return the rollout's id in files and on the screen, STEP/SAMPLE."""
     return f"{rollout.step}/{rollout.sample_id}"
+
+
+def labels_of(rollouts: Sequence[Rollout]) -> Array:
+    """Return (n,) 1 = hack, 0 = none, NaN = unknown."""
+    return np.array([np.nan if one.hacked is None else float(one.hacked) for one in rollouts])
 
 
 def separation(

@@ -2,16 +2,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, one_run, out_option
 from probe.cli._running import say
 from probe.records.run import read_run, resolve_run
-
-if TYPE_CHECKING:
-    from probe.analysis.estimate import Estimate
 
 
 @click.command()
@@ -53,13 +49,13 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
 
         ahead = look_at_remedies(stored, candidates, lookahead, out_dir=out, say=say)
     rows = screened(Analysis(stored), candidates, ahead)
+    forecasts = hidden_rewards(stored.samples)
     if as_json:
-        pools = [asdict(row) for row in hidden_rewards(stored.samples)]
+        pools = [asdict(row) for row in forecasts]
         echo_json({"steps": lookahead, "remedies": [asdict(row) for row in rows], "pools": pools})
         return
-    found = hidden_rewards(stored.samples)
-    of_pools = zip(found[::2], found[1::2], strict=True)
-    cells = [(str(hacks.arm), _share(hacks), _share(variance), str(hacks.n)) for hacks, variance in of_pools]
+    of_pools = zip(forecasts[::2], forecasts[1::2], strict=True)
+    cells = [(str(rate.arm), f"{rate}", variance.why or f"{variance}", str(rate.n)) for rate, variance in of_pools]
     echo_table(("pool", "rewarded hacks [95%]", "their variance within a prompt", "prompts"), cells)
     ranked = [row for row in rows if row.hack_gain_avoided is not None]
     cells = []
@@ -75,11 +71,3 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
         echo("above 100%: hacks become less likely than before the steps")
     for why in dict.fromkeys(row.why for row in rows if row.why):
         echo(f"not ranked: {', '.join(row.remedy for row in rows if row.why == why)}: {why}")
-
-
-def _share(row: "Estimate") -> str:
-    """Format a share with its interval, or why there is none."""
-    if row.value is None:
-        return row.why
-    digits = "" if row.interval is None else f" [{row.interval.low:.2f}, {row.interval.high:.2f}]"
-    return f"{row.value:.2f}{digits}"

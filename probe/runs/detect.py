@@ -19,7 +19,16 @@ import numpy as np
 from extraction.pairs import Pair, pairs_sha
 from extraction.words import Basis
 from probe.analysis.audit import audit, by_falling_score, draw, ranked_strata
-from probe.analysis.detectors import PANEL, Material, Scores, checked_names, place_of, score_all
+from probe.analysis.detectors import (
+    GRADIENT_FIELDS,
+    PANEL,
+    Material,
+    Scores,
+    checked_names,
+    labels_of,
+    place_of,
+    score_all,
+)
 from probe.analysis.detectors import row_of as detector_of
 from probe.analysis.estimate import Estimate
 from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
@@ -269,8 +278,7 @@ def _unrewarded(everything: Sequence[Rollout]) -> str:
 
 def _fits(name: str, options: Options) -> bool:
     """Return True if a detector of the panel reads what will be measured."""
-    needs = {*detector_of(name)[0].needs}
-    return options.basis is not None or not needs & {"cosines", "similarities", "fingerprints"}
+    return options.basis is not None or not {*detector_of(name)[0].needs} & {*GRADIENT_FIELDS}
 
 
 def _opened(
@@ -407,7 +415,7 @@ def _judged(
 ) -> dict[str, Any]:
     """Return the fields of `Detected` that follow from scores and labels."""
     rollouts = material.rollouts
-    own = np.array([np.nan if one.hacked is None else float(one.hacked) for one in rollouts])
+    own = labels_of(rollouts)
     given = own
     if answers is not None and options.label is None:
         given = np.array([float(answers.get(place_of(one), np.nan)) for one in rollouts])

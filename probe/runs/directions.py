@@ -26,7 +26,7 @@ from extraction.selection import selected_pairs
 from extraction.stacks import Stacks
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
-from probe.runs.trusted import subspaces
+from probe.runs.trusted import subspaces, uniform
 from probe.settings.arms import Arm, DirectionKind, Subspace
 from probe.settings.loss import LossSettings
 from probe.settings.run import normaliser
@@ -115,10 +115,12 @@ class ArmDirections:
 
     def _onto(self, kind: Subspace) -> Mapping[str, Tensor]:
         """Return {module: (K, d_out)} of the arms `trusted`."""
+        if kind == "haar":
+            return uniform(self._onto("clean"), self._seed)
         if kind not in self._subspaces:
             pairs = [pair for pair in selected_pairs(self._intervention.extraction) if not pair.held_out]
             frames, config = self._frames["lora"], self._intervention.trusted
-            self._subspaces[kind] = subspaces(kind, self._policy, frames, pairs, config, self._seed)
+            self._subspaces[kind] = subspaces(kind, self._policy, frames, pairs, config)
         return self._subspaces[kind]
 
     def _along(self, basis: Basis, kind: DirectionKind, objective: LossSettings) -> Mapping[str, Tensor]:

@@ -185,15 +185,15 @@ class Evaluator:
 
     def _cca(self, done: int) -> float | None:
         """Compare the output directions that have moved with those of the first evaluation after a step."""
-        path = self._directory / EVALUATIONS_DIR / MOVED_FILE
-        found = moved_directions(self._updater.trained, CCA_RANK)
         if not done:
             return None
+        path = self._directory / EVALUATIONS_DIR / MOVED_FILE
+        moved = moved_directions(self._updater.trained, CCA_RANK)
         if path.is_file():
             first, header = read_tensors(path, "pt", fix="delete it: the comparison begins again")
             if header["step"] != done:
-                return mean_cca(first, found)
-        write_tensors(path, found, {"step": done})
+                return mean_cca(first, moved)
+        write_tensors(path, moved, {"step": done})
         return None
 
 

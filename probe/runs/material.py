@@ -11,14 +11,15 @@ import torch
 from extraction.adapters.frames import Frames
 from extraction.selection import selected_pairs
 from extraction.words import Basis
-from probe.analysis.detectors import SAME_WEIGHTS, Material, PairMaterial, mean_logprobs
+from probe.analysis.detectors import GRADIENT_FIELDS, SAME_WEIGHTS, Material, PairMaterial, mean_logprobs
 from probe.runs.assemble import configured_frames, configured_policy
-from probe.runs.meter import NO_PAIRS, OF_GRADIENTS, Meter, mean_scores
+from probe.runs.meter import Meter, mean_scores
 from probe.settings.run import ReplayConfig
 from probe.step.bases import Bases
 from replay_pools.base.tensors import read_tensors, write_tensors
 from replay_pools.rollout import Rollout
 
+NO_PAIRS = "needs pairs (--pairs)"
 NO_GRADIENTS = "needs gradients (run without --no-gradients)"
 
 
@@ -60,7 +61,7 @@ def measure(rollouts: Sequence[Rollout], wanted: Wanted, say: Callable[[str], No
     if not wanted.has_pairs:
         missing |= dict.fromkeys(("pairs", "similarities", "cosines"), NO_PAIRS)
     if wanted.basis is None:
-        missing |= dict.fromkeys(OF_GRADIENTS, NO_GRADIENTS)
+        missing |= dict.fromkeys(GRADIENT_FIELDS, NO_GRADIENTS)
     gap = None if recorded is None else float(np.abs(recorded - logprobs).mean())
     is_sampler = wanted.is_sampler
     if is_sampler and wanted.weights_sha256 not in (None, policy.base_weights_sha):
@@ -72,8 +73,9 @@ def measure(rollouts: Sequence[Rollout], wanted: Wanted, say: Callable[[str], No
         missing["sampled"] = "the log has no log-probabilities, and other weights sampled"
     if reference is None and is_sampler is False and recorded is not None:
         reference = logprobs
-    same = None if recorded is None or reference is None or sampled is not recorded else np.abs(recorded - reference)
-    if same is not None and same.mean() < SAME_WEIGHTS:
+    # Recorded values differ from scores by the sampler's rounding.
+    off = None if sampled is None or sampled is logprobs or reference is None else np.abs(sampled - reference).mean()
+    if off is not None and off < SAME_WEIGHTS:
         reference, missing["reference"] = None, "the weights that sampled are the reference weights"
     elif reference is None:
         missing["reference"] = "needs the weights before the training (--reference MODEL)"

@@ -9,7 +9,7 @@ pairs' gradients. Shapes: n rollouts, m pairs, L layers of size d, s dimensions 
 module.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -28,7 +28,7 @@ from extraction.logprobs import split_model
 from extraction.pairs import Pair
 from extraction.passes import score
 from extraction.words import ExtractionSettings, kind_of
-from probe.analysis.detectors import Material, PairMaterial
+from probe.analysis.detectors import GRADIENT_FIELDS, Material, PairMaterial
 from probe.runs.activations import scored_states
 from probe.settings.run import StepConfig, normaliser
 from probe.step.bases import Bases
@@ -43,8 +43,6 @@ CHUNK = 64  # rollouts in memory at once
 CHUNK_FLOATS = 2**28  # of their gradients
 DEPTHS = 0.6, 0.75  # layers that the hidden states are read from, as shares of the depth (Wu and Tang 2026)
 FINGERPRINT = 1024  # dimensions, as GRIFT's
-OF_GRADIENTS = ("cosines", "similarities", "fingerprints")  # fields that need a backward
-NO_PAIRS = "needs pairs (--pairs)"
 
 
 @final
@@ -59,7 +57,6 @@ class Meter:
         config: extraction, loss normaliser and seed matter.
         cache: folder of pair gradients.
         fields: fields to measure; None: all that can be.
-        say: called with what is computed and what comes from the cache.
 
     Attributes:
         pairs: the material of the pairs; None without pairs.
@@ -75,16 +72,15 @@ class Meter:
         cache: Path,
         *,
         fields: Collection[str] | None = None,
-        say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._policy, self.bases, self._config, self._cache, self._say = policy, bases, config, cache, say
+        self._policy, self.bases, self._config, self._cache = policy, bases, config, cache
         self._fields, self.missing = fields, dict[str, str]()
         self._layers = self._states_at() if self._wants("states") else {}
         self.pairs = None if pairs is None else _of_pairs(policy, pairs, self._layers)
         self._hash: Hash | None = None
         self._sides: Sides | None = None
         self._directions: dict[str, Directions] = {}
-        if bases.frames and any(map(self._wants, OF_GRADIENTS)):
+        if bases.frames and any(map(self._wants, GRADIENT_FIELDS)):
             (frames,) = bases.frames.values()
             self._prepare_gradients(frames)
 
@@ -97,9 +93,9 @@ class Meter:
         trained = self.bases.trained
         if trained is not None and self._wants("reference"):
             measured["sampled"] = measured["logprobs"]
-            with trained.at({module: torch.zeros_like(value) for module, value in trained.values().items()}):
+            with trained.at_start():
                 measured["reference"] = mean_scores(self._policy, rollouts)
-        if self.bases.frames and any(map(self._wants, OF_GRADIENTS)):
+        if self.bases.frames and any(map(self._wants, GRADIENT_FIELDS)):
             measured |= self._gradients(rollouts)
         return Material(
             rollouts=rollouts, seed=self._config.seed, pairs=self.pairs, missing=dict(self.missing), **measured
@@ -144,7 +140,6 @@ class Meter:
             normaliser(config.objective),
             cache_dir=self._cache,
             seed=config.seed,
-            say=self._say,
         )
         sides = Sides(library.pair_gradients, device)
         if self._hash is not None:

@@ -1,6 +1,6 @@
 """A monitor: one detector (`probe.analysis.detectors`) that scores the rollouts of a training or a replay.
 
-    monitor = open_monitor(config, policy, bases, out_dir, say)
+    monitor = open_monitor(config, policy, bases, out_dir)
     monitor.read(rollouts, pools)               Reading(scores (n,), flags (n,))
     monitor.judge(rollouts)                     AUROC, recall and false-positive rate against the labels
 
@@ -15,17 +15,15 @@ evade a monitor loses AUROC at both; one whose weights merely moved away from th
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from extraction.selection import selected_pairs
-from probe.analysis.detectors import Material, Scores, fields_of, joined, row_of, score_all, separation
+from probe.analysis.detectors import Material, Scores, fields_of, joined, labels_of, row_of, score_all, separation
 from probe.analysis.statistics.intervals import Array
 from probe.runs.meter import Meter
 from probe.settings.remedy import LABEL
@@ -73,7 +71,7 @@ class Monitor:
         """
         row, _ = row_of(self.name, WHERE)
         material = Material(rollouts=rollouts, seed=self._seed) if self._meter is None else self._meter(rollouts)
-        labels = _labels(rollouts) if row.name == LABEL else np.full(len(rollouts), np.nan)
+        labels = labels_of(rollouts) if row.name == LABEL else np.full(len(rollouts), np.nan)
         material = replace(material, pools=pools, labels=labels)
         num_clean = 0
         if self._clean is not None:
@@ -95,29 +93,22 @@ class Monitor:
         Returns:
             {"now" | "start": {"auroc", "recall", "fpr", "n_hacked", "n_clean", "why"}}; None where a side is missing.
         """
-        trained = None if self._meter is None else self._meter.bases.trained
-        found = {"now": _judged(self.read(rollouts, ["evaluation"] * len(rollouts)), rollouts)}
-        at_start: Any = nullcontext()
-        if trained is not None:
-            at_start = trained.at({module: torch.zeros_like(value) for module, value in trained.values().items()})
-        with at_start:
-            found["start"] = _judged(self.read(rollouts, ["evaluation"] * len(rollouts)), rollouts)
-        return found
+        pools = ["evaluation"] * len(rollouts)
+        now = _judged(self.read(rollouts, pools), rollouts)
+        if self._meter is None or self._meter.bases.trained is None:
+            return {"now": now, "start": now}
+        with self._meter.bases.trained.at_start():
+            return {"now": now, "start": _judged(self.read(rollouts, pools), rollouts)}
 
 
 def _judged(reading: Reading, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    labels = _labels(rollouts)
+    labels = labels_of(rollouts)
     known = ~np.isnan(reading.scores) & ~np.isnan(labels)
     row = separation(WHERE, reading.scores, labels, [rollout.problem_id for rollout in rollouts])
     rates = [reading.flags[known & (labels == side)] for side in (1, 0)]
     recall, fpr = (float(flags.mean()) if len(flags) else None for flags in rates)
     sizes = {"n_hacked": len(rates[0]), "n_clean": len(rates[1])}
     return {"auroc": row.value, "recall": recall, "fpr": fpr, **sizes, "why": reading.why or row.why}
-
-
-def _labels(rollouts: Sequence[Rollout]) -> Array:
-    """Return (n,) 1 = hack, 0 = none, NaN = unknown."""
-    return np.array([np.nan if one.hacked is None else float(one.hacked) for one in rollouts])
 
 
 def check_monitor(config: StepConfig, out_dir: Path) -> None:
@@ -148,7 +139,7 @@ def open_monitor(config: StepConfig, policy: Policy, bases: Bases, out_dir: Path
     if row.name == "fingerprint":
         fields.add("pairs")  # they name the clusters
     if fields:
-        pairs = selected_pairs(config.intervention.extraction)
+        pairs = selected_pairs(config.intervention.extraction) if "pairs" in fields else None
         meter = Meter(policy, bases, pairs, config, out_dir / "cache", fields=fields)
     learns = "labels" in row.needs and row.name != LABEL
     needs_clean = not row.is_verdict and (remedy.traits.flags or learns)
@@ -176,7 +167,7 @@ def _clean_material(name: str, policy: Policy, meter: Meter | None, seed: int, o
     if not rollouts:
         raise InputError(f"remedy.clean {name}", expected="rewarded rollouts", found="none")
     material = Material(rollouts=rollouts, seed=seed) if meter is None else meter(rollouts)
-    return replace(material, pools=[pool.name] * len(rollouts), labels=_labels(rollouts))
+    return replace(material, pools=[pool.name] * len(rollouts), labels=labels_of(rollouts))
 
 
 def _check(found: Scores, clean: Material, fpr: float, name: str) -> None:
@@ -185,8 +176,5 @@ def _check(found: Scores, clean: Material, fpr: float, name: str) -> None:
     assert clean.labels is not None
     num = int(((clean.labels != 1) & ~np.isnan(found.values)).sum())
     if num < (least := math.ceil(1 / fpr)):
-        expected, fix = (
-            f"at least {least} clean rewarded rollouts for a share of {fpr:g}",
-            "choose another remedy.clean",
-        )
-        raise InputError("remedy.fpr", expected=expected, found=str(num), fix=fix)
+        expected = f"at least {least} clean rewarded rollouts for a share of {fpr:g}"
+        raise InputError("remedy.fpr", expected=expected, found=str(num), fix="choose another remedy.clean")

@@ -20,7 +20,6 @@ from itertools import chain
 from pathlib import Path
 
 from extraction.adapters.trained import Trained
-from extraction.library import config_sha
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
 from probe.records.run import ADAPTER_DIR, IN_TRAINING
@@ -29,6 +28,7 @@ from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, configured_adapter, configured_policy
 from probe.runs.evaluations import Evaluator, FrozenBatch
 from probe.runs.heldout import eval_sampler
+from probe.runs.inputs import policy_record
 from probe.runs.known_answers import check_pay
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
@@ -80,8 +80,7 @@ def train(
     with timings.phase("load"):
         policy = configured_policy(config.model, out_dir / "cache", device=world.loads_on(config.model.device))
     # The number of ranks is part of the run, because sums over ranks round differently.
-    weights = {"model": policy.base_model, "base_weights_sha256": policy.base_weights_sha, "ranks": world.size}
-    weights |= {"model_config_sha256": config_sha(policy.model.config)}
+    weights = policy_record(policy) | {"ranks": world.size}
     done = world.on_main(lambda: open_run(directory, inputs.record() | weights))
     if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")

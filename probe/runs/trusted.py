@@ -9,6 +9,7 @@ with a_i = s_i / (s_1 + ... + s_K). The held-out pairs are not learnt from, and 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from extraction.adapters.trained import Trained, lora_factors
 from extraction.library import pair_batch
 from extraction.pairs import Pair
 from probe.runs.finetune import MAX_NORM, backward
-from probe.settings.arms import Subspace
 from probe.settings.training import TrustedConfig
 from replay_pools.policy.load import Policy
 
@@ -27,17 +27,16 @@ LR, BATCH = 1e-3, 8  # of the supervised steps; completions a step
 
 
 def subspaces(
-    kind: Subspace, policy: Policy, frames: Frames, pairs: Sequence[Pair], config: TrustedConfig, seed: int
+    kind: Literal["clean", "hacks"], policy: Policy, frames: Frames, pairs: Sequence[Pair], config: TrustedConfig
 ) -> dict[str, Tensor]:
     """Return W = diag(sqrt a) U_K^T of every module, {module: (K, d_out)}; zeros for a module that did not move.
 
     Args:
-        kind: which subspaces.
+        kind: the sides of the pairs to learn from.
         policy: without an adapter that is trained; its weights are the same afterwards.
         frames: its LoRA frames.
-        pairs: the pairs to learn from.
+        pairs: the pairs.
         config: rank K and the number of steps.
-        seed: of the uniform subspaces.
     """
     batch, first = pair_batch(policy, pairs), 0 if kind == "hacks" else len(pairs)
     trained = Trained(policy.model, frames)
@@ -49,10 +48,19 @@ def subspaces(
             torch.nn.utils.clip_grad_norm_(trained.parameters(), MAX_NORM)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        found = {module: _leading(*lora_factors(layer), config.rank) for module, layer in trained.layers.items()}
+        return {module: _leading(*lora_factors(layer), config.rank) for module, layer in trained.layers.items()}
     finally:
         trained.remove()
-    return _turned(found, seed) if kind == "haar" else found
+
+
+def uniform(found: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Replace every subspace {module: (K, d_out)} by a uniform one with the same weights."""
+    generator, drawn_anew = torch.Generator().manual_seed(seed), {}
+    for module, W in found.items():
+        drawn = torch.randn(W.shape[1], len(W), generator=generator, dtype=torch.float64)
+        Q = torch.linalg.qr(drawn)[0].T.to(W)
+        drawn_anew[module] = W.norm(dim=1, keepdim=True) * Q
+    return drawn_anew
 
 
 @torch.no_grad()
@@ -89,13 +97,3 @@ def _leading(A: Tensor, B: Tensor, k: int) -> Tensor:
     kept = S[: min(k, len(S))]
     share = kept / kept.sum() if kept.sum() > 0 else torch.zeros_like(kept)
     return (share.sqrt()[:, None] * U[:, : len(kept)].T).to(B.dtype)
-
-
-def _turned(found: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """Replace every subspace by a uniform one with the same weights."""
-    generator, turned = torch.Generator().manual_seed(seed), {}
-    for module, W in found.items():
-        drawn = torch.randn(W.shape[1], len(W), generator=generator, dtype=torch.float64)
-        Q = torch.linalg.qr(drawn)[0].T.to(W)
-        turned[module] = W.norm(dim=1, keepdim=True) * Q
-    return turned

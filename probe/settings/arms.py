@@ -33,9 +33,9 @@ class Arm:
 
     name: str
     basis: Basis  # coordinates in which gradients, directions and updates live
-    directions: DirectionKind
-    side: Side
-    projects: bool  # the projected gradient replaces the gradient
+    directions: DirectionKind = "v_hack"
+    side: Side = "one_sided"
+    projects: bool = False  # the projected gradient replaces the gradient
     dosed: bool = False  # norm-matched to the same arm along v_hack, or in the clean subspaces
     scales: bool = False  # shrinks the gradient to the norm that the projection would leave, without turning it
     at_deployment: bool = False  # trains as vanilla, and subtracts the removed parts from the deployed weights
@@ -55,53 +55,30 @@ class Arm:
 
 
 _ARMS = (
-    Arm(name="vanilla", basis="svd", directions="v_hack", side="one_sided", projects=False),
-    Arm(name="projected", basis="svd", directions="v_hack", side="one_sided", projects=True),
+    Arm(name="vanilla", basis="svd"),
+    Arm(name="projected", basis="svd", projects=True),
     # The seed's third arm projects a LoRA gradient; its comparison is LoRA without the projection.
-    Arm(name="vanilla-lora", basis="lora", directions="v_hack", side="one_sided", projects=False),
-    Arm(name="projected-lora", basis="lora", directions="v_hack", side="one_sided", projects=True),
-    Arm(
-        name="projected-at-deployment",
-        basis="svd",
-        directions="v_hack",
-        side="one_sided",
-        projects=False,
-        at_deployment=True,
-    ),
-    Arm(name="quarantine", basis="lora", directions="v_hack", side="one_sided", projects=False, quarantines=True),
+    Arm(name="vanilla-lora", basis="lora"),
+    Arm(name="projected-lora", basis="lora", projects=True),
+    Arm(name="projected-at-deployment", basis="svd", at_deployment=True),
+    Arm(name="quarantine", basis="lora", quarantines=True),
     # Trusted-direction projection (TDGA, arXiv 2605.25189), and its controls: of the same norm, and taught by hacks.
-    Arm(name="trusted", basis="lora", directions="v_hack", side="one_sided", projects=False, onto="clean"),
-    Arm(name="trusted-hacks", basis="lora", directions="v_hack", side="one_sided", projects=False, onto="hacks"),
-    Arm(
-        name="trusted-random",
-        basis="lora",
-        directions="v_hack",
-        side="one_sided",
-        projects=False,
-        onto="haar",
-        dosed=True,
-    ),
-    Arm(
-        name="trusted-scaled",
-        basis="lora",
-        directions="v_hack",
-        side="one_sided",
-        projects=False,
-        onto="clean",
-        scales=True,
-    ),
+    Arm(name="trusted", basis="lora", onto="clean"),
+    Arm(name="trusted-hacks", basis="lora", onto="hacks"),
+    Arm(name="trusted-random", basis="lora", onto="haar", dosed=True),
+    Arm(name="trusted-scaled", basis="lora", onto="clean", scales=True),
     # Gradient regularisation (arXiv 2602.18037).
-    Arm(name="flat", basis="svd", directions="v_hack", side="one_sided", projects=False, flat=True),
+    Arm(name="flat", basis="svd", flat=True),
     # Controls: the same projection along directions without a hack signal.
-    Arm(name="random", basis="svd", directions="haar", side="one_sided", projects=True),
-    Arm(name="permuted", basis="svd", directions="permuted", side="one_sided", projects=True),
-    Arm(name="random-dosed", basis="svd", directions="haar", side="one_sided", projects=True, dosed=True),
-    Arm(name="permuted-dosed", basis="svd", directions="permuted", side="one_sided", projects=True, dosed=True),
+    Arm(name="random", basis="svd", directions="haar", projects=True),
+    Arm(name="permuted", basis="svd", directions="permuted", projects=True),
+    Arm(name="random-dosed", basis="svd", directions="haar", projects=True, dosed=True),
+    Arm(name="permuted-dosed", basis="svd", directions="permuted", projects=True, dosed=True),
     # Keeps the subspace of v_hack and loses its sign.
-    Arm(name="flipped-dosed", basis="svd", directions="flipped", side="one_sided", projects=True, dosed=True),
-    Arm(name="placebo", basis="svd", directions="placebo", side="one_sided", projects=True),
+    Arm(name="flipped-dosed", basis="svd", directions="flipped", projects=True, dosed=True),
+    Arm(name="placebo", basis="svd", directions="placebo", projects=True),
     # Keeps the size of the projection and loses its direction.
-    Arm(name="scaled", basis="svd", directions="v_hack", side="one_sided", projects=True, scales=True),
+    Arm(name="scaled", basis="svd", projects=True, scales=True),
 )
 ARMS: dict[str, Arm] = {arm.name: arm for arm in _ARMS}
 

@@ -139,14 +139,14 @@ class RemedyConfig:
         return self.traits.has_oracle or (self.traits.monitored and self.monitor.partition(":")[0] == LABEL)
 
     @property
-    def dose(self) -> float:
+    def strength_used(self) -> float:
         """`strength`, or the remedy's default."""
         return self.traits.strength if self.strength is None else self.strength
 
     @property
     def penalty(self) -> float:
         """Largest amount that `penalty` subtracts from a stored reward; the other uses have no such bound."""
-        return self.dose if self.name == "penalty" else 0.0
+        return self.strength_used if self.name == "penalty" else 0.0
 
     @property
     def update_instruction(self) -> str | None:

@@ -168,12 +168,11 @@ def train_step(
             if updater is not None and updater.quarantine is not None:
                 scale = unflagged(weightings[name].scale, groups)
                 totals = _parted(totals, bases.total(scale, weighted.gradients), updater.quarantine)
+            if updater is not None and measures[0].arm.flat:
+                totals = flattened(bases, batch, counted_weights(weightings[name], batch), totals)
             for measure in measures:
                 if measure.condition != name:
                     continue
-                if measure.arm.flat and updater is not None:
-                    weights = counted_weights(weightings[name], batch)
-                    totals = flattened(bases, batch, weights, totals)
                 dots = weighted.token_dots if measure is attributed else None
                 results[name, measure.arm.name] = _arm_result(
                     measure,

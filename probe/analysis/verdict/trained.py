@@ -313,7 +313,7 @@ def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, fa
         key = K
     elif arm.remedy is not None:
         key = "" if arm.remedy.traits.dose is None else f"remedy.{arm.remedy.traits.dose}"
-        settings = {**settings, "remedy.strength": arm.remedy.dose}
+        settings = {**settings, "remedy.strength": arm.remedy.strength_used}
     else:
         key = BETA if BETA in _apart(arm, vanilla) else ""
     now = settings[key] if key else None

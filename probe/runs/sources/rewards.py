@@ -179,7 +179,7 @@ class AppliedRemedy:
                 z=np.nan_to_num(group_z(reading.scores[rows], step_sd)),
                 flags=reading.flags[rows],
                 passed=passed[rows],
-                strength=self.config.dose,
+                strength=self.config.strength_used,
             )
             rewards = tuple(USES[self.config.name](watched).tolist())
             flagged = tuple(reading.flags[rows].tolist()) if self.config.name == "quarantine" else None

@@ -9,7 +9,7 @@ import torch
 from extraction.adapters.frames import lora_frames
 from extraction.adapters.trained import lora_factors
 from extraction.pairs import builtin_pairs
-from probe.runs.trusted import mean_cca, moved_directions, subspaces
+from probe.runs.trusted import mean_cca, moved_directions, subspaces, uniform
 from probe.settings.arms import get_arm
 from probe.settings.training import TrustedConfig
 from probe.step.projection import restrict_modules
@@ -26,8 +26,9 @@ def found(small: str):
     frames, pairs = lora_frames(policy.model, ("all",), rank=RANK, model_id=small), builtin_pairs("run_tests")[:3]
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
     config = TrustedConfig(rank=K, steps=STEPS)
-    made = {kind: subspaces(kind, policy, frames, pairs, config, 0) for kind in ("clean", "hacks", "haar")}
-    again = subspaces("clean", policy, frames, pairs, config, 0)
+    made = {kind: subspaces(kind, policy, frames, pairs, config) for kind in ("clean", "hacks")}
+    made["haar"] = uniform(made["clean"], 0)
+    again = subspaces("clean", policy, frames, pairs, config)
     return made, again, before, policy.model.state_dict()
 
 
