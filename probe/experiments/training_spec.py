@@ -26,8 +26,8 @@ from replay_pools.pool import MANIFEST_NAME, pool_reference
 
 CONTROLS = ("permuted-dosed", "scaled")  # norm-matched: along directions without signal, along none
 LEAST_SEEDS, MOST_SEEDS = 3, 50
-RIVAL_BETA = 1.0  # as in kl-control and phase3-replication
-ORGANISM, ORGANISM_STEPS = "organism", 64  # as in phase3-replication, where vanilla learns the hack
+RIVAL_BETA = 1.0  # as in spec/experiments/kl-control
+ORGANISM, ORGANISM_STEPS = "organism", 64  # vanilla learns the hack in so many
 TABLES = ("model", "objective", "planning_phrases", "intervention")  # shared by a training and its replay
 # These keys depend on the machine or the verb, or the spec chooses them.
 NOT_SHARED = ("model.name", "model.device", "intervention.arms")
