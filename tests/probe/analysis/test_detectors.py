@@ -11,17 +11,15 @@ from scipy import optimize, stats
 from probe.analysis.detectors import (
     DETECTORS,
     PANEL,
-    RIDGE,
     Material,
     PairMaterial,
     Scores,
     checked_names,
-    logistic_scores,
     score_all,
     separation,
-    two_means,
 )
 from probe.analysis.panel import against_trivial, agreements, beaten_by, leading, left_out_kinds
+from probe.analysis.statistics.classifiers import RIDGE, logistic_scores, two_means
 from probe.analysis.statistics.intervals import auroc
 from replay_pools.base.errors import InputError
 from replay_pools.pool import BUILTIN, open_pool

@@ -9,7 +9,8 @@ from made_records import sample_record
 from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
-from probe.analysis.detectors import Scores, bayes_scores, score_all
+from probe.analysis.detectors import Scores, score_all
+from probe.analysis.statistics.classifiers import bayes_scores
 from probe.analysis.rivals import material_of
 from probe.analysis.statistics.intervals import auroc
 from probe.records.run import read_run

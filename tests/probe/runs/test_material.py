@@ -15,7 +15,8 @@ from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary, measure_pair_gradients
 from extraction.pairs import Pair, builtin_pairs, write_pairs
 from extraction.words import Normaliser
-from probe.analysis.detectors import Material, logistic_scores
+from probe.analysis.detectors import Material
+from probe.analysis.statistics.classifiers import logistic_scores
 from probe.analysis.statistics.intervals import auroc
 from probe.runs.material import Wanted, load_material, measure, save_material
 from probe.runs.meter import FINGERPRINT, Hash
