@@ -10,8 +10,8 @@ from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
 from probe.analysis.detectors import Scores, score_all
-from probe.analysis.statistics.classifiers import bayes_scores
 from probe.analysis.rivals import material_of
+from probe.analysis.statistics.classifiers import bayes_scores
 from probe.analysis.statistics.intervals import auroc
 from probe.records.run import read_run
 from replay_pools.pool import BUILTIN, open_pool
