@@ -25,11 +25,11 @@ from probe.analysis.detectors import (
     Material,
     Scores,
     checked_names,
+    fields_of,
     labels_of,
     place_of,
     score_all,
 )
-from probe.analysis.detectors import row_of as detector_of
 from probe.analysis.estimate import Estimate
 from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
 from probe.analysis.statistics.intervals import Array
@@ -278,7 +278,7 @@ def _unrewarded(everything: Sequence[Rollout]) -> str:
 
 def _fits(name: str, options: Options) -> bool:
     """Return True if a detector of the panel reads what will be measured."""
-    return options.basis is not None or not {*detector_of(name)[0].needs} & {*GRADIENT_FIELDS}
+    return options.basis is not None or not fields_of(name) & {*GRADIENT_FIELDS}
 
 
 def _opened(

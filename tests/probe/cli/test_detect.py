@@ -188,6 +188,7 @@ def test_what_cannot_be_detected_is_refused_at_once(probe, log: list[str], small
         (["nowhere.jsonl"], "no such file"),
         (["out/nowhere.jsonl"], "no such file"),
         (["mixed", "--no-gradients", "--detectors", "nll,similarity"], "detectors without gradients, found similarity"),
+        (["mixed", "--no-gradients", "--detectors", "probe:fingerprint"], "found probe:fingerprint"),
         ([*log, "--model", small, "--no-gradients", "--detectors", "words,column:nil"], "no column of numbers"),
         ([log[0]], "--model"),
         (["mixed", "--detectors", "nil,text"], "did you mean nll"),
