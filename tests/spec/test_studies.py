@@ -5,13 +5,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 import pytest
-from scipy import stats
+from scripts import ROOT, load_script
+from specs import criterion, spec_text
+from trainings import Planted
 
-from probe.experiments.outcomes import Outcome, read_outcomes
+from probe.experiments.load import load_spec
+from probe.experiments.outcomes import Outcome, read_outcomes, write_outcomes
+from probe.experiments.verdict import evaluate_spec
 
-STUDY = Path(__file__).parents[2] / "spec/studies/unit-sides"
+tool = load_script(ROOT / "spec" / "tools" / "judge_outcomes.py")
+judged, read_table = tool.judged, tool.read_table
+STUDY = ROOT / "spec/studies/unit-sides"
 PAGE = (STUDY / "unit-sides.md").read_text(encoding="utf-8").partition("## What came of it")[2]
 SEEDS = {"unit-sides": [320, 321, 322, 323], "emergent": [320, 321, 322]}
 
@@ -50,23 +55,58 @@ def test_rates_of_the_page_are_those_of_the_table(spec: str, num_rows: int) -> N
             assert [round(100 * rates[seed][place]) for seed in sorted(rates)] == [*map(int, printed.split())]
 
 
-@pytest.mark.parametrize(
-    ("spec", "place", "left", "right"),
-    [
-        ("unit-sides", 0, ("unit-k4", "projected"), ("mean-k4", "projected")),
-        ("unit-sides", 1, ("unit-k4", "projected"), ("mean-k4", "projected")),
-        ("unit-sides", 0, ("unit-k8", "projected"), ("mean-k8", "projected")),
-        ("unit-sides", 0, ("unit-k4", "projected"), ("unit-k4", "permuted-dosed")),
-        ("unit-sides", 0, ("lora-unit-k8", "projected-lora"), ("lora-mean-k8", "projected-lora")),
-        ("emergent", 0, ("unit-k4", "projected"), ("mean-k4", "projected")),
-    ],
-)
-def test_differences_of_the_page_are_welchs(
-    spec: str, place: int, left: tuple[str, str], right: tuple[str, str]
-) -> None:
-    """Mean difference in points with Welch's 95% interval over the seeds of each side."""
-    sides = [np.array([rate[place] for rate in final_rates(OUTCOMES, spec, *side).values()]) for side in (left, right)]
-    found = stats.ttest_ind(*sides, equal_var=False)
-    low, high = found.confidence_interval(0.95)
-    mean = 100 * (sides[0].mean() - sides[1].mean())
-    assert f"{mean:+.1f} [{100 * low:.1f}, {100 * high:.1f}]" in PAGE
+@pytest.mark.parametrize(("spec", "num_criteria"), [("unit-sides", 7), ("emergent", 3)])
+def test_criteria_and_decision_of_a_page_are_judged_from_the_table(spec: str, num_criteria: int) -> None:
+    page = (STUDY / f"{spec}.md").read_text(encoding="utf-8").partition("## Results")[2]
+    findings, decision = judged(read_table(load_spec(STUDY / f"{spec}.toml")))
+    assert decision is not None
+    assert f"### {decision.name} (spec " in page
+    assert len(findings) == num_criteria
+    for finding in findings:
+        role = re.escape(" (primary)") if finding.role == "primary" else ""
+        found = re.escape(f"{finding.number:+.3g}")
+        assert re.search(rf"^\| {finding.name}{role} \| .* \| {finding.says} \| {found} \|$", page, re.M), finding
+
+
+def test_differences_in_the_text_are_the_criterias() -> None:
+    """In points; README has the primary."""
+    findings = [one for spec in SEEDS for one in judged(read_table(load_spec(STUDY / f"{spec}.toml")))[0]]
+    by_name = {finding.name: finding.number for finding in findings}
+    for name in ("unit-hacks-less", "unit-hacks-less-than-permuted", "k8-unit-hacks-less", "lora-unit-hacks-less"):
+        found = by_name[name]
+        assert found is not None
+        assert f"{100 * (found.value or 0):+.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]" in PAGE
+    primary = judged(read_table(load_spec(STUDY / "unit-sides.toml")))[0][0].number
+    assert primary is not None
+    readme = f"{100 * (primary.value or 0):.0f} points [{100 * primary.low:.0f}, {100 * primary.high:.0f}]"
+    assert readme in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_is_judged_as_the_runs_are(planted: Planted, tmp_path: Path) -> None:
+    """Every number of `probe analyze SPEC` on planted trainings, and its decision, from the table alone."""
+    beside = {"arm": "projected", "versus_arm": "vanilla"}
+    text = spec_text(
+        "table",
+        {"verb": "train", "preset": "fast", "evaluation.num_problems": 32},
+        arms=["vanilla", "projected", "random"],
+        seeds=[0, 1, 2, 3],
+        criteria=[
+            criterion("lowers", "hack_final below 0.0", "primary", **beside),
+            criterion("solves", "solve_final above -0.15", **beside),
+            criterion("learns", "hack_final above 0.5", arm="vanilla"),
+            criterion("random", "hack_final below 0.0", arm="projected", versus_arm="random"),
+        ],
+        decisions=[{"name": "LOWER", "requires": {"lowers": "PASS"}}, {"name": "NOT"}],
+    )
+    rates = {"vanilla": (0.02, 0.6, 0.7, 0.5), "projected": (0.02, 0.6, 0.3, 0.5), "random": (0.02, 0.6, 0.6, 0.4)}
+    spec, out = planted(tmp_path, text, {f"base {arm}": values for arm, values in rates.items()})
+    write_outcomes(spec, out)
+    findings, decision = judged(read_table(spec))
+    by_runs = evaluate_spec(spec, out).verdict
+    assert decision is not None
+    assert decision.name == by_runs.word == "LOWER"
+    for of_table, of_runs in zip(findings, by_runs.findings, strict=True):
+        assert (of_table.name, of_table.says, of_table.n) == (of_runs.name, of_runs.says, of_runs.n)
+        assert of_table.number is not None
+        assert of_runs.number is not None
+        assert of_table.number.interval == pytest.approx(of_runs.number.interval)
