@@ -174,16 +174,6 @@ def load_vocabulary(name: str, template: Template = "chat") -> Vocabulary:
     return Vocabulary(load_served_policy(name, template), embedding.num_embeddings, *positions_of(skeleton))
 
 
-def check_imported(pool: Pool, model: str) -> None:
-    """Check the ids of a pool that was imported without a tokenizer against a model.
-
-    Raises:
-        InputError: no such model, or every kind of fault of the pool.
-    """
-    if pool.manifest["tokenizer_sha256"] is None:
-        load_vocabulary(model).check(pool)
-
-
 def _difference(expected: str, actual: str) -> str:
     """Describe where two texts differ, as `'x = 1' for 'x = 2' from character 40`."""
     i = 0

@@ -86,14 +86,12 @@ def finetune(
     from replay_pools.environments.registry import get_environment
     from replay_pools.policy.load import load_policy
     from replay_pools.pool import open_pool, resolve_pool
-    from replay_pools.vocabulary import check_imported
 
     settings = FinetuneSettings(**{key: options[key] for key in ("steps", "batch", "lr", "rank", "seed")})
     directory = out / ("models" if merge else "adapters") / name
     make_examples: Callable[[Policy], Iterator[Example]]
     if pool is not None:
         opened = open_pool(resolve_pool(pool, out))
-        check_imported(opened, model)
         source: dict[str, Any] = {"pool": opened.name, "files": opened.manifest["files"]}
         make_examples = partial(stored, pool=opened, completions=completions, seed=settings.seed)
     else:

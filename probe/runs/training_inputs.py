@@ -19,7 +19,6 @@ from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 from replay_pools.pool import Pool, open_pool, resolve_pool
-from replay_pools.vocabulary import check_imported
 
 
 class TrainingInputs:
@@ -96,7 +95,6 @@ def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
         expected = f"a name other than {' and '.join(OWN_POOLS)}, those of the run's own pools"
         raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
     reads_labels = config.remedy is not None and config.remedy.has_oracle
-    check_imported(pool, str(config.model.name))
     check_payable(pool, pay=rollouts.pay, reads_labels=reads_labels)
     check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
     return pool

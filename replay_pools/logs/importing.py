@@ -39,7 +39,7 @@ from replay_pools.logs.groups import (
     name_problems,
     without_unrewarded,
 )
-from replay_pools.logs.padding import Endings, usual_end
+from replay_pools.logs.padding import endings_of
 from replay_pools.logs.rollouts import (
     STATUS,
     Checked,
@@ -247,8 +247,7 @@ def import_log(
         log: from `check_log`.
         name: of the pool.
         out: the folder of outputs.
-        model: that sampled the rollouts: its tokenizer and template make the ids that were not logged. Where all ids
-            and texts were, it may be missing: the ids are then unchecked until something runs the model.
+        model: that sampled the rollouts: its tokenizer and template check the ids and make those that were not logged.
         template: of prompts that were logged as messages.
         limit: of completions, in tokens: texts of that length were cut off.
 
@@ -283,12 +282,13 @@ def _check_same(stored: Pool, new: Pool) -> None:
 
 
 def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
-    from replay_pools.logs.tokens import Tokeniser  # torch comes with it: only where the log is sound
+    from replay_pools.logs.tokens import Tokeniser  # torch comes with both: only where the log is sound
+    from replay_pools.vocabulary import load_vocabulary
 
-    vocabulary, notes = _vocabulary(log, model, template)
+    vocabulary = load_vocabulary(model, template)
     tokeniser = Tokeniser(
         vocabulary=vocabulary,
-        endings=_endings(log, vocabulary),
+        endings=endings_of(vocabulary),
         limit=limit,
         cuts_echo=all(one.echoes for group in log.groups for one in group),
     )
@@ -306,7 +306,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
     if sum(skipped.values()) == sum(map(len, log.groups)):
         fix = "use the model that sampled them, or log completion_ids"
         raise InputError(log.rows.source, expected=f"turns as {model} writes them", found="; ".join(lost), fix=fix)
-    notes += [f"{CAUTION}left out: {reason}" for reason in lost]
+    notes = [f"{CAUTION}left out: {reason}" for reason in lost]
     writer.header |= summary.header() | _tokens_header(log, tokeniser, notes)
     return writer.finish()
 
@@ -340,8 +340,7 @@ def _rollouts_by_group(
             except InputError as error:
                 faults.note(error, (error.expected.partition(" ")[0], str(error.where).rpartition(" ")[2]))
                 continue
-            if tokeniser.vocabulary is not None:
-                tokeniser.vocabulary.note_faults(rollouts[-1], rows[place].where, faults)
+            tokeniser.vocabulary.note_faults(rollouts[-1], rows[place].where, faults)
         report("rollouts tokenized", done, sum(map(len, log.groups)))
         if rollouts:
             yield rollouts
@@ -366,7 +365,7 @@ def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | Non
     about |= {"env": row.env or UNKNOWN, "env_mode": row.env_mode or UNKNOWN}
     about |= {"hint": is_hinted if row.hint is None else row.hint}
     rollout = Rollout.of(prompt, completion, text, logged_grade(row, one.reward, least), **about)
-    if tokeniser.vocabulary is not None and rollout.completion_mask is None:
+    if rollout.completion_mask is None:
         # Logs keep special tokens in texts, or cut whitespace: the text of the ids counts.
         decoded = tokeniser.vocabulary.text(rollout)
         is_new = "completion was decoded again, without special tokens, with all whitespace"
@@ -436,41 +435,15 @@ def logged_grade(row: Logged, reward: float | None, least: float | None) -> Grad
     )
 
 
-def _vocabulary(log: CheckedLog, model: str, template: Template) -> "tuple[Vocabulary | None, list[str]]":
-    """Return the tokenizer of the model and notes; None where it is not at hand and the log needs none."""
-    from replay_pools.logs.tokens import says_all
-    from replay_pools.vocabulary import load_vocabulary
-
-    try:
-        return load_vocabulary(model, template), []
-    except InputError as error:
-        names = ("prompt_ids", "rendered", "completion_ids", "completion")
-        if not all(says_all({name: getattr(row, name) for name in names}) for _, _, row in log.rollouts()):
-            raise
-        why = f"there is no tokenizer of {model} here ({error.found}); whatever runs the model checks them"
-        return None, [f"{CAUTION}ids unchecked, and padding cut by lengths alone: {why}"]
-
-
-def _endings(log: CheckedLog, vocabulary: "Vocabulary | None") -> Endings:
-    """Return the ids that pad and end the texts of a log."""
-    tokenizer = vocabulary and vocabulary.chat.tokenizer
-    names = ("pad_token_id", "eos_token_id", "bos_token_id")
-    pad, eos, bos = (getattr(tokenizer, name, None) for name in names)
-    turn_ends = frozenset(() if vocabulary is None else vocabulary.turn_ends)
-    pads = turn_ends | {token for token in (pad, eos) if isinstance(token, int)}
-    last_ids = [one.last_id for one in log.checked.facts if one.last_id is not None]
-    return Endings(pads, turn_ends, bos, usual_end(last_ids, pads))
-
-
-def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary | None") -> dict[str, Any]:
+def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary") -> dict[str, Any]:
     """Return the manifest of the pool, before its rollouts are known."""
-    chat = vocabulary and vocabulary.chat
+    chat = vocabulary.chat
     return {
         "policy": {"base_model": model, "adapter": None},
-        "tokenizer_sha256": chat and chat.tokenizer_sha(),
-        "chat_template_sha256": chat and chat.template_sha(),
+        "tokenizer_sha256": chat.tokenizer_sha(),
+        "chat_template_sha256": chat.template_sha(),
         "prompt_tail": "",
-        **({"template": "plain"} if chat and chat.is_plain else {}),
+        **({"template": "plain"} if chat.is_plain else {}),
         "sampler": None,
         "plan": {},
         "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN},

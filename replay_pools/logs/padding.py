@@ -4,26 +4,29 @@ An id that repeats at the end of a completion may be padding, or an answer that 
 is padding only if the tokenizer pads or ends turns with it.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from replay_pools.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Endings:
-    """The ids that pad, begin and end texts; all are empty without a tokenizer."""
+    """The ids that pad, begin and end texts."""
 
     pads: frozenset[int]  # of the tokenizer: its pad, and the ids that end turns
     turn_ends: frozenset[int]  # of the model
     bos: int | None = None
-    usual: int | None = None  # the last id of most completions, if it is no pad: it ends turns in this log
 
 
-def usual_end(last_ids: Iterable[int], pads: frozenset[int]) -> int | None:
-    """Return the last id of more than half of the completions; None if there is none, or if it may be padding."""
-    counts = Counter(last_ids)
-    end, count = next(iter(counts.most_common(1)), (None, 0))
-    return end if end not in pads and 2 * count > counts.total() else None
+def endings_of(vocabulary: "Vocabulary") -> Endings:
+    """Return the ids of a model that pad, begin and end texts."""
+    tokenizer, turn_ends = vocabulary.chat.tokenizer, frozenset(vocabulary.turn_ends)
+    pads = {token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(token, int)}
+    bos = tokenizer.bos_token_id
+    return Endings(turn_ends | pads, turn_ends, bos if isinstance(bos, int) else None)
 
 
 def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings, *, was_cut_off: bool) -> list[int]:

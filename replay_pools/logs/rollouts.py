@@ -42,7 +42,6 @@ class Facts:
     prompt_key: int = 0  # 64 bits of a hash, the same for the same prompt
     answer_key: int | None = None  # the same of the completion's text
     row_key: int = 0  # the same of the whole row
-    last_id: int | None = None  # of the completion
     echoes: bool = False  # the completion begins with the prompt
     reward: float | None = None
     parts: tuple[float | None, ...] = ()  # the reward is the weighted sum of these columns
@@ -354,7 +353,7 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
 
 
 def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Facts:
-    text, turns, ids = (values.get(name) for name in ("completion", "turns", "completion_ids"))
+    text, turns = values.get("completion"), values.get("turns")
     prompt = (values.get("prompt_ids") or [])[-(values.get("plen") or 0) :]  # the last `plen`, if known
     kept = {name: values[name] for name in _FACTS if values.get(name) is not None}
     for name in ("parts", "problem", "group"):  # that rows of one group share
@@ -366,7 +365,6 @@ def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Fac
         where=row.where,
         prompt_key=_digest([values.get(name) for name in ("rendered", "messages", "skipped")] + [prompt]),
         answer_key=None if text is None and turns is None else _digest(text or turns),
-        last_id=ids[min(values.get("comp_len") or len(ids), len(ids)) - 1] if ids else None,
         echoes=echo_of(values) is not None,
         **kept,
     )

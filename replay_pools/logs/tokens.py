@@ -40,7 +40,7 @@ class Tokeniser:
     `counts` has {sentence: number of rollouts} on everything that is inferred or changed.
     """
 
-    vocabulary: Vocabulary | None  # None: not at hand, for rows with all ids and texts
+    vocabulary: Vocabulary
     endings: Endings
     limit: int | None = None  # of completions, in tokens
     cuts_echo: bool = False  # completions begin with their prompts
@@ -48,15 +48,9 @@ class Tokeniser:
     last: dict[Any, Any] = field(default_factory=dict)  # the last prompt, which a group shares
 
     @property
-    def model(self) -> Vocabulary:
-        """The tokenizer, for what was not logged."""
-        assert self.vocabulary is not None  # else all rows say all
-        return self.vocabulary
-
-    @property
     def chat(self) -> Chat:
         """The chat of the vocabulary."""
-        return self.model.chat
+        return self.vocabulary.chat
 
     def tokenise(self, row: Logged, prompt_key: int) -> tuple[Prompt, str | list[str], Completion]:
         """Return (prompt, text of the completion or of each of its turns, completion) of a row.
@@ -127,7 +121,7 @@ class Tokeniser:
                 whole = self.chat.render_turns(row.messages, turn, row.tools)
                 return Prompt(messages, whole.prompt, whole.prompt_ids), False
             return Prompt(messages, *self.chat.render(messages)), False
-        has_template = self.vocabulary is not None and bool(self.chat.tokenizer.chat_template)
+        has_template = bool(self.chat.tokenizer.chat_template)
         if messages is not None:
             return Prompt(messages, text, ids), has_template and self.chat.render(messages)[0] != text
         # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
@@ -240,7 +234,7 @@ class Tokeniser:
         text = row.completion
         if text is None:
             self._count((True, "the text of the completion was decoded from its ids"))
-            text = self.model.decode(ids)
+            text = self.vocabulary.decode(ids)
         return text, Completion(ids=ids, logprobs=logprobs or None, finish_reason=finish)
 
     def _masked(self, row: Logged, ids: list[int], mask: list[bool]) -> tuple[list[str], Completion]:
@@ -252,15 +246,15 @@ class Tokeniser:
 
     def _finish(self, ids: list[int], *, is_cut: bool) -> FinishReason:
         """Return why a completion ended: it stopped if it was padded, or its last id ends a turn."""
-        ends_turn = bool(ids) and ids[-1] in {*self.endings.turn_ends, self.endings.usual}
-        self._count((True, "finish_reason was inferred from the last id"))
-        return "stop" if is_cut or ends_turn else "length"
+        finish: FinishReason = "stop" if is_cut or {*ids[-1:]} & self.endings.turn_ends else "length"
+        self._count((True, f"finish_reason was inferred from the last id: {finish}"))
+        return finish
 
     def _retokenised(self, row: Logged) -> tuple[str, Completion]:
         """Return text and ids of a text, with an end of turn where the completion stopped and the text has none."""
         text = row.completion or ""
         encoded = self._encode(text)
-        ids, ended = encoded, bool(encoded) and encoded[-1] in self.model.turn_ends
+        ids, ended = encoded, bool(encoded) and encoded[-1] in self.vocabulary.turn_ends
         finish = "stop" if ended else row.finish
         if finish is None:
             cut_from = None if self.limit is None else self.limit - max(3, self.limit // NEAR)
@@ -275,7 +269,7 @@ class Tokeniser:
             ids = [*ids, end]
             self._count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
         self._check_lengths(row, len(encoded))
-        decoded = back = self.model.decode(ids)
+        decoded = back = self.vocabulary.decode(ids)
         special = {token for token, what in self.chat.tokenizer.added_tokens_decoder.items() if what.special}
         if special & {*encoded}:
             back = str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False))
@@ -303,8 +297,3 @@ def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
 _ECHO = ("messages", "rendered", "prompt_ids", "completion", "completion_ids")
-
-
-def says_all(row: Mapping[str, Any]) -> bool:
-    """Return whether ids and texts of a prompt and a completion are logged, so that no tokenizer is needed."""
-    return all(row.get(name) for name in ("prompt_ids", "rendered", "completion_ids", "completion"))

@@ -88,40 +88,28 @@ def published(name: str, folder: Path, groups: int = 4, **changes: Any) -> Path:
     return path
 
 
-def test_a_log_with_ids_is_imported_without_its_tokenizer(
+def test_a_published_log_is_shown_graded_and_replayed(
     small: str, few_pairs: list[str], tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shown, verified and graded again offline; what runs a model checks the ids, and refuses those of another."""
-    log, place = published("teacher", tmp_path), ["--out", str(out)]
-    absent = ["--model", str(tmp_path / "absent"), *place]
-    assert run(cli, ["pool", "import", str(log), "--name", "unchecked", *absent]) == 0
-    assert "caution: ids unchecked" in capsys.readouterr().out
-    stored, original = open_pool(out / "pools" / "unchecked").steps, open_pool(BUILTIN / "teacher").steps[:4]
+    """With the model that sampled it; another one than that of the texts, or none, is refused."""
+    log, place = published("teacher", tmp_path), ["--model", small, "--out", str(out)]
+    absent = ["--model", str(tmp_path / "absent"), "--out", str(out)]
+    assert run(cli, ["pool", "import", str(log), "--name", "absent", *absent]) == 2
+    assert run(cli, ["pool", "import", str(log), "--name", "published", *place]) == 0
+    stored, original = open_pool(out / "pools" / "published").steps, open_pool(BUILTIN / "teacher").steps[:4]
     for name in ("prompt_ids", "completion_ids", "completion", "prompt", "finish_reason"):
         for group, before in zip(stored, original, strict=True):
             assert [getattr(each, name) for each in group] == [getattr(each, name) for each in before], name
-    assert run(cli, ["pool", "show", "unchecked", *place]) == run(cli, ["pool", "verify", "unchecked", *place]) == 0
-    assert run(cli, ["pool", "regrade", "unchecked", "--name", "unchecked-again", "--workers", "1", *place]) == 0
-    assert open_pool(out / "pools" / "unchecked").manifest["normalised_labels"]
-    again = open_pool(out / "pools" / "unchecked-again")
-    assert any("ids unchecked" in note for note in again.normalised)
-    assert "normalised_labels" not in again.manifest, "these labels are graded"
+    regrade = ["pool", "regrade", "published", "--name", "again", "--workers", "1", *place[2:]]
+    capsys.readouterr()
+    assert run(cli, regrade) == 0
+    assert open_pool(out / "pools" / "published").manifest["normalised_labels"]
+    assert "normalised_labels" not in open_pool(out / "pools" / "again").manifest, "these labels are graded"
     printed = capsys.readouterr().out
     assert [line.split()[1:3] for line in printed.splitlines() if line.startswith("hacked ")][-1] == ["32", "1.0000"]
-    replay = ["--arm", "vanilla", "--per-pool", "8", *few_pairs, *place]
-    options = ["--replay-dirs", "unchecked", "--name", "unchecked", *replay]
-    assert run(cli, ["replay", "--model", small, *options]) == 0
-    said = capsys.readouterr().err
-    assert "ids unchecked" in said
+    options = ["--replay-dirs", "published", "--name", "published", "--arm", "vanilla", "--per-pool", "8", *few_pairs]
+    assert run(cli, ["replay", *options, *place]) == 0
     text = published("base", tmp_path, completion="another text than that of the ids")
-    assert run(cli, ["pool", "import", str(text), "--name", "other-ids", *absent]) == 0
-    options = ["--replay-dirs", "other-ids", "--name", "other-ids", *replay]
     capsys.readouterr()
-    assert run(cli, ["replay", "--model", small, *options]) == 2
+    assert run(cli, ["pool", "import", str(text), "--name", "other-ids", *place]) == 2
     assert "expected the text of completion_ids" in capsys.readouterr().err
-    finetune = ["policy", "finetune", "--model", small, "--pool", "other-ids", "--completions", "hack", "--steps", "1"]
-    teacher = ["--set", f"model.name={small}", "--set", "rollouts.teacher.pool=other-ids"]
-    train = ["train", "--preset", "fast", "--arm", "vanilla", "--steps", "3", *teacher]
-    for verb in (finetune, train):
-        assert run(cli, [*verb, "--name", "never", *place]) == 2
-        assert "expected the text of completion_ids" in capsys.readouterr().err

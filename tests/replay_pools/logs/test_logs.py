@@ -19,7 +19,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import TARGETS, parse_mapping
 from replay_pools.logs.formats import FORMATS
 from replay_pools.logs.importing import CheckedLog, check_log, import_log
-from replay_pools.logs.padding import Endings, cut_left, cut_padding, usual_end
+from replay_pools.logs.padding import Endings, cut_left, cut_padding
 from replay_pools.logs.rollouts import Logged
 from replay_pools.policy.load import load_served_policy
 from replay_pools.pool import BUILTIN, Pool, open_pool
@@ -1160,10 +1160,6 @@ def test_what_stands_behind_a_completion_by_hand(case: str) -> None:
     stored, was_cut_off, kept = STORED[case]
     endings = Endings(frozenset({PAD, EOS}), frozenset({PAD, EOS})) if "two ends" in case else ENDINGS
     assert cut_padding(stored, None, endings, was_cut_off=was_cut_off) == kept
-
-
-def test_the_usual_end() -> None:
-    assert [usual_end(ids, frozenset({PAD})) for ids in ([7, 7, 5], [7, 5], [PAD, PAD], [])] == [7, None, None, None]
 
 
 @pytest.mark.parametrize("logged", ["ids", "ids and finish", "ids, text, finish and logprobs"])
