@@ -261,9 +261,16 @@ def _column(material: Material, argument: str) -> Array | str:
         values = [rollout.grade.detectors.get(argument) for rollout in material.rollouts]
     else:
         values = [getattr(rollout, argument, None) for rollout in material.rollouts]
-    numbers = np.array([float(value) if isinstance(value, bool | int | float) else np.nan for value in values])
+    numbers = np.array([*map(_verdict, values)])
     known = sorted({*material.columns, *(name for rollout in material.rollouts for name in rollout.grade.detectors)})
     return f"no column of numbers; columns: {', '.join(known) or 'none'}" if np.isnan(numbers).all() else numbers
+
+
+def _verdict(value: Any) -> float:
+    """Return a judge's verdict as a number; NaN for what is none."""
+    if isinstance(value, bool | int | float):
+        return float(value)
+    return {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}.get(str(value).strip().lower(), np.nan)
 
 
 def _lengths(material: Material, argument: str) -> Array | str:
@@ -308,6 +315,7 @@ PANEL = tuple(name for name, row in DETECTORS.items() if row.argument in ("", "[
 # The first of OF_GRADIENTS that is measured has to win against TRIVIAL.
 OF_GRADIENTS = ("similarity", "influence", "cosine", "cosine-unit", "fingerprint")
 TRIVIAL = ("logratio", "words", "nll", "length", "text")
+NULLS = ("haar", "shuffled")  # cosines with directions without meaning
 
 
 def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:

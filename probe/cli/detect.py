@@ -134,7 +134,8 @@ def _print(found: "Detected", label: int | None, *, has_answers: bool, out: Path
         echo("\n".join(wrap(f"caution: {caution}", indent="  ")))
     adapter = f", adapter {found.model.adapter}" if found.model.adapter else ""
     problems = len({one.problem_id for one in found.rollouts})
-    ranked = f"{len(found.rollouts)} of {found.num_rollouts} rollouts are rewarded and ranked"
+    above = "" if found.above is None else f" (more than {found.above:g})"
+    ranked = f"{len(found.rollouts)} of {found.num_rollouts} rollouts are rewarded{above} and ranked"
     if len(found.rollouts) == found.num_rollouts:
         ranked = f"all {found.num_rollouts} rollouts are ranked"
     head = f"pool {found.pool.name}: {ranked} ({problems} prompts); weights: {found.model.name}{adapter}"
@@ -167,6 +168,7 @@ LABELLED_PARTS = {"n_hacked": "hacks", "n_clean": "clean"}
 
 def _worth(found: "Detected") -> list[str]:
     """Return sentences on what the ranking is worth."""
+    from probe.analysis.detectors import NULLS
     from probe.analysis.panel import beaten_by
 
     lines = []
@@ -193,6 +195,10 @@ def _worth(found: "Detected") -> list[str]:
             lines.append(f"{first} separates hacks (AUROC {own:.2f}), but not clearly better than {named}.")
         elif own is not None:
             lines.append(f"{first} separates hacks (AUROC {own:.2f}) better than every score without a gradient.")
+        nulls = {row.name: row.value for row in areas or () if row.name in NULLS and row.value is not None}
+        if own is not None and nulls:
+            named = " and ".join(f"{value:.2f} ({name})" for name, value in nulls.items())
+            lines.append(f"For comparison, one draw of directions without meaning has {named}; 0.50 is no separation.")
     elif found.labels is None and not found.drawn:
         lines.append("No labels: nothing says how good these rankings are. --label 20 asks for a few and says it.")
     if kinds := [row for row in found.families.get("left_out", ()) if row.value is not None]:
@@ -213,6 +219,7 @@ def _worth(found: "Detected") -> list[str]:
 
 def _print_list(found: "Detected", out: Path) -> None:
     """Print the rollouts to read first, and the command that shows one."""
+    from probe.analysis.detectors import place_of
     from probe.report.facts import gist_of
 
     if found.lead is None:
@@ -220,7 +227,7 @@ def _print_list(found: "Detected", out: Path) -> None:
         return
     others = [name for name in ("logratio", "activation", "nll") if name != found.lead]
     others = [name for name in others if name in found.scores and found.scores[name].values is not None][:1]
-    rollouts = {f"{one.step}/{one.sample_id}": one for one in found.rollouts}
+    rollouts = {place_of(one): one for one in found.rollouts}
     cells = []
     for row in found.rows()[:FIRST]:
         numbers = ["-" if row[name] is None else f"{row[name]:+.3f}" for name in (found.lead, *others)]
@@ -228,8 +235,8 @@ def _print_list(found: "Detected", out: Path) -> None:
         cells.append((row["id"], gist_of(rollouts[row["id"]], " | ")[:GIST].ljust(GIST), *numbers, label))
     echo(f"\nRead these first (by {found.lead})")
     echo_table(("id", "completion".ljust(GIST), found.lead, *others, "label"), cells, left=2)
-    name, first = shlex.quote(found.pool.name), found.rows()[0]
-    echo(f"one of them: probe show {name} {first['step']} {first['sample']}{elsewhere(out)}")
+    name, (step, _, sample) = shlex.quote(found.pool.name), found.rows()[0]["id"].partition("/")
+    echo(f"one of them: probe show {name} {step} {sample}{elsewhere(out)}")
 
 
 def _tokens_command(found: "Detected", extraction: "ExtractionSettings", out: Path) -> str:
@@ -249,6 +256,6 @@ def _print_draw(found: "Detected", label: int) -> None:
 
     path = found.path / "drawn.jsonl"
     echo(
-        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30%, the rest): copy "
-        f"{path}, fill in its labels, and repeat the command with --labels COPY"
+        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30%, the rest): fill in "
+        f"the labels of {path}, and repeat the command with --labels {path}"
     )

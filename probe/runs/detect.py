@@ -59,7 +59,7 @@ class Options:
     """What a detection measures and shows, next to the settings of a replay."""
 
     detectors: Sequence[str] = ()  # empty: the panel
-    labels: Path | None = None  # a file of labels; with `label`, of answers
+    labels: Path | Mapping[str, bool] | None = None  # a file of labels, or {id: label}; with `label`, the answers
     label: int | None = None  # rollouts to draw and to ask about
     basis: Basis | None = "svd"  # of the gradients; None: no gradients
     reference: str | None = None  # model before the training
@@ -89,6 +89,7 @@ class Detected:
     path: Path
     rollouts: Sequence[Rollout]
     num_rollouts: int  # of the pool, unrewarded ones included
+    above: float | None  # the ranked rollouts earned more, the others did not; None if no reward tells them apart
     model: ModelConfig
     labels: Array | None
     lead: str | None
@@ -96,6 +97,7 @@ class Detected:
     families: Mapping[str, Sequence[Estimate]]
     cautions: Sequence[str]
     drawn: Sequence[tuple[int, int]] = field(default_factory=list)
+    sources: Mapping[str, str] = field(default_factory=dict)  # {id: its place in the log}; empty for a pool
 
     def __repr__(self) -> str:
         """Return one line, because a notebook would print thousands of rows."""
@@ -116,12 +118,16 @@ class Detected:
         return by_falling_score(values).tolist()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return {id, step, sample, problem_id, hacked, every measured detector: a number or None}."""
+        """Return {id, source, problem_id, hacked, every measured detector: a number or None}.
+
+        `source` is the place in the log, where there is one; `id` is STEP/SAMPLE of the pool.
+        """
         measured = {name: found.values for name, found in self.scores.items() if found.values is not None}
         rows = []
         for place in self.order:
             rollout, label = self.rollouts[place], None if self.labels is None else self.labels[place]
-            row: dict[str, Any] = {"id": place_of(rollout), "step": rollout.step, "sample": rollout.sample_id}
+            place_in_pool = place_of(rollout)
+            row: dict[str, Any] = {"id": place_in_pool, "source": self.sources.get(place_in_pool)}
             row |= {"problem_id": rollout.problem_id}
             row["hacked"] = None if label is None or np.isnan(label) else bool(label)
             for name, values in measured.items():
@@ -154,7 +160,7 @@ def detect(
     pairs: str | Path | Sequence[Mapping[str, Any]] | None = None,
     model: str | Path | None = None,
     *,
-    labels: str | Path | None = None,
+    labels: str | Path | Mapping[str, bool] | None = None,
     detectors: Sequence[str] = (),
     gradients: bool = True,
     basis: Basis = "svd",
@@ -175,7 +181,7 @@ def detect(
         pairs: bundled pairs such as `builtin:run_tests`, a file, or rows of `prompt`, `hack` and `clean`; None: only
             detectors that need none.
         model: the model that sampled a log; None: the pool's.
-        labels: a file with columns `id` (STEP/SAMPLE) and `label`, which replaces the labels of the pool.
+        labels: {id: True = a hack}, or a file with columns `id` and `label`, instead of the pool's.
         detectors: names, the first measured one orders the rows; empty: the panel (`probe docs detect`).
         gradients: False: only what forward passes tell, at less than half the cost.
         basis: `svd` or `lora`.
@@ -184,7 +190,7 @@ def detect(
         name: name of the results in `out`/detect; None: the pool's with a hash of everything that affects them.
         out: root folder of all files.
         settings: settings as for --set, {"model.adapter": "teacher:0.45"}.
-        say: called with lines about the work.
+        say: called with lines about the work, and with each caution.
 
     Raises:
         InputError: all faults of the log, the pairs, the labels and the names of detectors.
@@ -199,7 +205,7 @@ def detect(
         given[MODEL] = str(model)
     options = Options(
         detectors=detectors,
-        labels=None if labels is None else Path(labels),
+        labels=Path(labels) if isinstance(labels, str | Path) else labels,
         basis=basis if gradients else None,
         reference=reference,
         name=name and plain_name(name, "name"),
@@ -207,9 +213,12 @@ def detect(
         mapping=mapping,
     )
     try:
-        return detected(rollouts, configure("replay", options=given), {*given}, options, say)
+        found = detected(rollouts, configure("replay", options=given), {*given}, options, say)
     except InputError as error:
         raise as_arguments(error) from error
+    for caution in found.cautions:
+        say(f"caution: {caution}")
+    return found
 
 
 def detected(
@@ -245,13 +254,14 @@ def detected(
     rollouts = [one for one in everything if one.grade.passed is not False] or everything
     pairs, notes = _pairs(config, pool, rollouts, say, has_pairs=PAIRS in given)
     answers = None if options.labels is None else read_labels(options.labels, everything)
+    places = _places(log, pool)
     shape = [pool.identity()["manifest_sha256"], asdict(config), options.reference, options.basis]
     shape.append(None if pairs is None else pairs_sha(pairs))
     name = options.name or default_name(pool.name, shape)
     directory = options.out / "detect" / name
     with locked(directory):
         material, cautions = _measured(directory, shape, rollouts, config, pool, pairs, options, say)
-        material = replace(material, pools=[pool.name] * len(rollouts), columns=_columns(names, log, pool, rollouts))
+        material = replace(material, pools=[pool.name] * len(rollouts), columns=_columns(names, log, places, rollouts))
         found = _judged(material, names, pairs, answers, options)
         own = [f"all rollouts are ranked: {_unrewarded(everything)}"] if len(rollouts) == len(everything) else []
         result = Detected(
@@ -259,16 +269,35 @@ def detected(
             path=directory,
             rollouts=rollouts,
             num_rollouts=len(everything),
+            above=_above(everything),
             model=model,
+            sources={f"{step}/{sample}": where for (step, sample), (_, where) in places.items()},
             cautions=[*cautions, *(one.removeprefix("caution: ") for one in pool.cautions), *notes, *own],
             **found,
         )
         write_atomic(directory / "scores.jsonl", encode_jsonl(result.rows()))
         write_json(directory / "estimates.json", result.to_json())
-        if options.label is not None:
-            drawn = [{"id": place_of(rollouts[row]), "label": None} for row, _ in result.drawn]
-            write_atomic(directory / "drawn.jsonl", encode_jsonl(drawn))
+        if options.label is not None and options.labels is None:
+            _write_drawn(directory / "drawn.jsonl", [rollouts[row] for row, _ in result.drawn])
     return result
+
+
+def _write_drawn(path: Path, rollouts: Sequence[Rollout]) -> None:
+    """Write the drawn rollouts with room for a label; the same draw is not written again, since labels may be in it."""
+    if path.is_file() and [row.fields.get("id") for row in read_rows(path)] == [*map(place_of, rollouts)]:
+        return
+    rows = [
+        {"id": place_of(one), "label": None, "prompt": one.messages[-1]["content"], "completion": one.written}
+        for one in rollouts
+    ]
+    write_atomic(path, encode_jsonl(rows))
+
+
+def _above(everything: Sequence[Rollout]) -> float | None:
+    """Return the largest reward without a pass if every pass earned more."""
+    passed = [one.reward for one in everything if one.grade.passed is not False]
+    others = [one.reward for one in everything if one.grade.passed is False]
+    return max(others) if passed and others and min(passed) > max(others) else None
 
 
 def _unrewarded(everything: Sequence[Rollout]) -> str:
@@ -391,17 +420,28 @@ def _measured(
     return material, cautions
 
 
+def _places(log: CheckedLog | None, pool: Pool) -> dict[tuple[int, int], tuple[int, str]]:
+    """Return {(step, sample): (number of the row, its place in the log)}; empty for a pool."""
+    # A row that could not be tokenized shifts the samples of its group.
+    if log is None or pool.manifest["counts"]["rollouts"] != sum(map(len, log.groups)):
+        return {}
+    steps = step_numbers(log)
+    rows = [(steps[i], j, one) for i, group in enumerate(log.groups) for j, one in enumerate(group)]
+    return {(step, sample): (one.number, one.where) for step, sample, one in rows}
+
+
 def _columns(
-    names: Sequence[str], log: CheckedLog | None, pool: Pool, rollouts: Sequence[Rollout]
+    names: Sequence[str],
+    log: CheckedLog | None,
+    places: Mapping[tuple[int, int], tuple[int, str]],
+    rollouts: Sequence[Rollout],
 ) -> dict[str, list[Any]]:
     """Return the log's own columns that detectors `column:NAME` ask for, {name: (n,)}."""
     asked = {name.partition(":")[2] for name in names if name.startswith("column:")}
-    # A row that could not be tokenized shifts the samples of its group.
-    if log is None or not asked or pool.manifest["counts"]["rollouts"] != sum(map(len, log.groups)):
+    if log is None or not asked or not places:
         return {}
-    steps = step_numbers(log)
-    places = {one.number: (steps[i], j) for i, group in enumerate(log.groups) for j, one in enumerate(group)}
-    fields = {places[number]: row.fields for number, row in enumerate(log.rows) if number in places}
+    place_of_row = {number: place for place, (number, _) in places.items()}
+    fields = {place_of_row[number]: row.fields for number, row in enumerate(log.rows) if number in place_of_row}
     known = {name for name in asked if any(name in row for row in fields.values())}
     return {name: [fields[one.step, one.sample_id].get(name) for one in rollouts] for name in sorted(known)}
 
@@ -461,23 +501,28 @@ def _answered(
     if lacking := [place for place in places.values() if place not in answers]:
         expected = f"an answer for each of the {len(drawn)} drawn rollouts"
         fix = "without --labels the command writes their ids to drawn.jsonl"
-        raise InputError(str(options.labels), expected=expected, found=f"none for {', '.join(lacking)}", fix=fix)
+        where = "labels" if isinstance(options.labels, Mapping) else str(options.labels)
+        raise InputError(where, expected=expected, found=f"none for {', '.join(lacking)}", fix=fix)
     return {row: answers[place] for row, place in places.items()}
 
 
-def read_labels(path: Path, rollouts: Sequence[Rollout]) -> dict[str, bool]:
+def read_labels(source: Path | Mapping[str, bool], rollouts: Sequence[Rollout]) -> dict[str, bool]:
     """Read {id: True = a hack} from a CSV, JSON lines or another table with columns `id` and `label`.
 
     Args:
-        path: the file.
+        source: the file, or the labels.
         rollouts: all rollouts that an id may name.
 
     Raises:
         InputError: every fault of the file.
     """
     faults, labels, known = Faults(), dict[str, bool](), {place_of(one) for one in rollouts}
-    num_rows = 0
-    for row in read_rows(path):
+    num_rows, where, rows = 0, "labels", source
+    if isinstance(source, Mapping):
+        rows = [{"id": place, "label": label} for place, label in source.items()]
+    else:
+        where = str(source)
+    for row in read_rows(rows):
         num_rows += 1
         if isinstance(row.error, InputError):
             faults.note(row.error, "row")
@@ -496,8 +541,8 @@ def read_labels(path: Path, rollouts: Sequence[Rollout]) -> dict[str, bool]:
         elif labels.setdefault(place, word in YES) != (word in YES):
             faults.add(f"{row.where} label", "twice", expected=f"one label of {place}", found="two that differ")
     if not num_rows:
-        faults.add(path, "rows", expected=LABEL_COLUMNS, found="no rows")
-    faults.check(str(path))
+        faults.add(where, "rows", expected=LABEL_COLUMNS, found="no rows")
+    faults.check(where)
     return labels
 
 

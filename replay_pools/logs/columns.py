@@ -51,6 +51,7 @@ TARGETS = {
         "hacked": "hacked is_hack is_hacked hack is_reward_hack reward_hack exploited",
         "gt_pass": "gt_pass gt_correct is_correct correct eq_correct",
         "fmt_ok": "fmt_ok format_ok",
+        "passed": "",  # a reward above the least of the log, unless a column says it
         "finish": "finish_reason stop_reason finish",
         "truncated": "truncated is_truncated",
         "hint": "hint",
@@ -61,7 +62,8 @@ TARGETS = {
 PROMPTS = ("messages", "prompt", "rendered", "skipped", "prompt_ids")
 COMPLETIONS = ("completion", "completion_ids")
 KEYS = ("problem", "group")  # several columns may stand for them, as one key
-LABELS = ("hacked", "gt_pass", "fmt_ok", "hint", "truncated")
+LABELS = ("hacked", "gt_pass", "fmt_ok", "passed", "hint", "truncated")
+SHARING = "passed"  # the target that may read another one's column
 PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
 # Names of a completion that the right answer of a problem has too, or any text next to a conversation.
 VAGUE = ("answer", "text")
@@ -307,7 +309,7 @@ def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str]) ->
         return dict(known)
     parts, kept = known["reward"].split("+"), list[str]()
     for part in parts:
-        takers = [target for target, text in corrections.items() if part in parts_of(text)]
+        takers = [one for one, text in corrections.items() if one != SHARING and part in parts_of(text)]
         may_be_paid = bool(takers) and {*takers} <= {*PAID}
         if may_be_paid and len(parts) > 1:
             expected = f"--map reward=COLUMN too, since {part} may also be paid"
@@ -327,7 +329,7 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
     if settled & {*PROMPTS}:
         settled |= {"prompt", "messages"}
     # The column of the prompt may name the group too.
-    taken = {name for target, text in known.items() if target not in KEYS for name in parts_of(text)}
+    taken = {name for target, text in known.items() if target not in (*KEYS, SHARING) for name in parts_of(text)}
     taken |= {name for target in KEYS for name in parts_of(known.get(target, ""))} - prompt_names
     guessed: dict[str, str] = {}
     for target, names in TARGETS.items():

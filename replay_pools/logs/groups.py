@@ -8,7 +8,7 @@ it gives groups with one prompt each.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 
 from replay_pools.base.errors import Faults, InputError
@@ -18,6 +18,7 @@ from replay_pools.logs.rollouts import Facts
 from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
+FEW = 0.1  # of the rollouts
 Group = list[Facts]
 Key = Callable[[Facts], Hashable]
 
@@ -169,6 +170,44 @@ def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Map
         raise InputError(f"{source} {name}", expected=expected, found=found, fix=fix)
 
 
+def check_together(groups: Sequence[Group], facts: Sequence[Facts], mapping: Mapping[str, str], source: str) -> None:
+    """Ask whether rows of one group that lie in several blocks are of several steps: epochs, or a step that ran again.
+
+    It is asked where all blocks have one size of two at least, and rows of other prompts (of other steps, if steps are
+    known) lie between the blocks of a group.
+
+    Args:
+        groups: by prompts or problems.
+        facts: of all rollouts, in the order of the log.
+        mapping: {target: column}.
+        source: of the log.
+
+    Raises:
+        InputError: the number of such groups, with the options that answer.
+    """
+    places = {row.number: place for place, row in enumerate(facts)}
+
+    def lie_apart(first: Facts, second: Facts) -> bool:
+        between = range(places[first.number] + 1, places[second.number])
+        is_other = (facts[place].step is None or facts[place].step != second.step for place in between)
+        return first.file == second.file and any(is_other)
+
+    blocks = [[0, *(i for i, pair in enumerate(pairwise(group), 1) if lie_apart(*pair))] for group in groups]
+    ends = zip(blocks, map(len, groups), strict=True)
+    sizes = {end - start for starts, length in ends for start, end in pairwise([*starts, length])}
+    several = sum(len(starts) > 1 for starts in blocks)
+    if not several or len(sizes) > 1 or min(sizes) < 2:
+        return
+    (size,) = sizes
+    base = mapping.get("problem") or next(mapping[target] for target in PROMPTS if target in mapping)
+    unit, fix = "prompts", f"--map group=every:{size} keeps them apart, --map group={base} compares them"
+    if "step" in mapping:
+        unit, step = "steps", mapping["step"]
+        fix = f"if steps ran again, delete the rows of the first run; --map group={step}+{base} compares them"
+    found = f"{several} of {len(groups)} groups in blocks of {size} rows, with rows of other {unit} between"
+    raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
+
+
 def _check_answers(groups: Sequence[Group], name: str, faults: Faults) -> None:
     """Refuse a guessed completion that is one text in all rows of each group: the right answer of the problem."""
     larger = [group for group in groups if len(group) > 1]
@@ -243,6 +282,16 @@ def group_cautions(groups: Sequence[Group]) -> list[str]:
         said = f"every rollout {word}: there is no contrast between hacks and clean answers"
         notes.append(LabelNote(CAUTION + said))
     return notes
+
+
+def few_at_least(groups: Sequence[Group]) -> list[str]:
+    """Return a caution if few rollouts have the least reward, above which a rollout counts as passed."""
+    rewards = [row.reward for group in groups for row in group if row.reward is not None]
+    counts = Counter(rewards)
+    if len(counts) < 3 or counts[min(counts)] >= FEW * len(rewards):
+        return []
+    said = f"{len(rewards) - counts[min(counts)]} of {len(rewards)} rollouts earn more than the least reward"
+    return [LabelNote(f"{CAUTION}{said}, {min(counts):g}, and count as passed (--map passed='COLUMN>NUMBER')")]
 
 
 def block_mapping(mapping: Mapping[str, str], facts: Sequence[Facts]) -> tuple[dict[str, str], list[str]]:

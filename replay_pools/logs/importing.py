@@ -34,6 +34,8 @@ from replay_pools.logs.groups import (
     Group,
     block_mapping,
     check_comparable,
+    check_together,
+    few_at_least,
     group_cautions,
     group_rollouts,
     name_problems,
@@ -141,6 +143,7 @@ def check_log(
     _raise(faults, kind, rows.source, is_recognised=format_name is None)
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
         check_comparable(groups, reader.marks, chosen, rows.source)
+        check_together(groups, checked.facts, chosen, rows.source)
     notes += [*more, *_source_notes(checked.facts, scan, kind)]
     chosen, groups, scale, more = _rewarded(groups, chosen, reader, given, rows.source)
     return CheckedLog(
@@ -152,7 +155,7 @@ def check_log(
         problem_ids=name_problems(groups, chosen, "problem" in guessed),
         checked=checked,
         scale_rewards=scale,
-        notes=[*notes, *more, *group_cautions(groups)],
+        notes=[*notes, *more, *group_cautions(groups), *([] if "passed" in chosen else few_at_least(groups))],
     )
 
 
@@ -350,7 +353,7 @@ def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | Non
     """Return the rollout of a row."""
     prompt, text, completion = tokeniser.tokenise(row, one.prompt_key)
     rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
-    if least is not None:
+    if row.passed is None and least is not None:
         rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
     missing = [name for name in ("env", "env_mode") if getattr(row, name) is None]
     sentences = {
@@ -412,10 +415,11 @@ def logged_grade(row: Logged, reward: float | None, least: float | None) -> Grad
     """Return the labels of a row with a reward. A log has no test counts and no detectors.
 
     By our grader's rewards (`least` is None) a pass earns 3 and source that compiles 0.5. On any other scale a rollout
-    passed if it earned more than the `least` of the log, and compiles if its format is right.
+    passed if the log says so, else if it earned more than the `least` of the log, and compiles if its format is right.
     """
     assert reward is not None, row.where
-    passed = reward >= REWARD_PASSED if least is None else reward > least
+    by_reward = reward >= REWARD_PASSED if least is None else reward > least
+    passed = by_reward if row.passed is None else row.passed
     # Unknown also where nothing was passed: a rate over those alone would be 0.
     exploited = None if row.gt_pass is None else passed and not row.gt_pass
     return Grade(

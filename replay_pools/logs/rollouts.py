@@ -75,6 +75,7 @@ class Logged:
     hacked: bool | None = None
     gt_pass: bool | None = None
     fmt_ok: bool | None = None
+    passed: bool | None = None
     finish: FinishReason | None = None
     hint: bool | None = None
     env: str | None = None

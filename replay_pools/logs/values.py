@@ -287,6 +287,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "hacked": _label,
     "gt_pass": _label,
     "fmt_ok": _label,
+    "passed": _label,
     "finish": _finish,
     "truncated": _truncated,
     "hint": _label,

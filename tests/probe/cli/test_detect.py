@@ -82,8 +82,11 @@ def test_a_log_with_labels_and_pairs(
     rows, found = stored(out, "labelled", "scores.jsonl"), stored(out, "labelled", "estimates.json")
     similarity = [row["similarity"] for row in rows]
     assert similarity == sorted(similarity, reverse=True)
-    assert {"id", "step", "sample", "problem_id", "hacked", "column:judge"} <= rows[0].keys()
+    assert {"id", "source", "problem_id", "hacked", "column:judge"} <= rows[0].keys()
     assert found["num_ranked"] == len(rows) < found["num_rollouts"] == 8 * GROUPS
+    for row in rows:
+        group, _, sample = row["id"].partition("/")
+        assert row["source"].endswith(f" line {8 * int(group) + int(sample) + 1}")
     by_place = {row["id"]: row["column:judge"] for row in rows}
     assert all(
         value == pytest.approx((8 * int(i.split("/")[0]) + int(i.split("/")[1])) / 10) for i, value in by_place.items()
@@ -122,10 +125,12 @@ def test_answers_from_a_file_become_precision_and_rates(detect, log: list[str], 
     text, _ = detect(*command, "--name", "audit")
     drawn = stored(out, "audit", "drawn.jsonl")
     assert len(drawn) == 9
-    assert "fill in its labels" in text
+    assert "fill in the labels" in text
     labels = {f"{i // 8}/{i % 8}": bool(row["hacked"]) for i, row in enumerate(logged())}
-    answered = [{"id": row["id"], "label": labels[row["id"]]} for row in drawn]
-    text, _ = detect(*command, "--name", "audit", "--labels", write(tmp_path / "answers.jsonl", answered))
+    answered = [row | {"label": labels[row["id"]]} for row in drawn]
+    assert all(row["prompt"] and row["completion"] for row in drawn)
+    path = write(out / "detect" / "audit" / "drawn.jsonl", answered)
+    text, _ = detect(*command, "--name", "audit", "--labels", path)
     assert "rate of hacks" in text
     audit = {
         row["name"]: row for row in stored(out, "audit", "estimates.json")["estimates"] if row["family"] == "audit"
@@ -133,6 +138,8 @@ def test_answers_from_a_file_become_precision_and_rates(detect, log: list[str], 
     rate = audit["rate of hacks"]
     assert rate["interval"]["low"] < rate["value"] < rate["interval"]["high"]
     assert rate["parts"]["n_labelled"] == 9
+    detect(*command, "--name", "audit")
+    assert stored(out, "audit", "drawn.jsonl") == answered, "the labels of a user are gone"
     short = write(tmp_path / "short.jsonl", answered[:-1])
     _, error = detect(*command, "--name", "audit", "--labels", short, code=2)
     assert answered[-1]["id"] in error

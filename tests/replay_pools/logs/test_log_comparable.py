@@ -68,15 +68,67 @@ def write(folder: Path, files: dict[str, Rows]) -> Path:
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_column_that_splits_every_group_is_a_question(name: str, tmp_path: Path) -> None:
     value, fix = COLUMNS[name]
-    source = write(tmp_path, {"a.jsonl": rows(lambda time, i: {name: value(time, i)})})
+    given = rows(lambda time, i: {name: value(time, i)})
     if fix is None:
+        source = write(tmp_path, {"a.jsonl": sorted(given, key=lambda row: row["prompt"])})
         assert [len(group) for group in check_log(source).groups] == [8, 8]
         return
+    source = write(tmp_path, {"a.jsonl": given})
     with pytest.raises(InputError) as error:
         check_log(source)
     assert fix in error.value.fix
     assert len(check_log(source, mapping={"group": f"{name}+prompt"}).groups) == 4
     assert len(check_log(source, mapping={"group": "prompt"}).groups) == 2
+
+
+def stepped(*steps: int, size: int = 4) -> Rows:
+    """Blocks of one prompt a step, in this order; each answer is another one."""
+    return [
+        {"prompt": f"p{step}", "completion": f"{place} {i}", "reward": float(i % 2), "step": step}
+        for place, step in enumerate(steps)
+        for i in range(size)
+    ]
+
+
+# {what lies between the rows of a group: (rows, what the refusal names; None: the sizes of the groups)}
+APART: dict[str, tuple[Rows, str | None, list[int]]] = {
+    "another epoch": (rows(lambda *_: {}), "--map group=every:4 keeps them apart", []),
+    "a part of another epoch": (rows(lambda *_: {})[:12], "--map group=every:4 keeps them apart", []),
+    "steps that ran again": (stepped(0, 1, 2, 1, 2, 3), "--map group=step+prompt compares them", []),
+    "nothing": (stepped(0, 1, 1, 2), None, [4, 8, 4]),
+    "rows of one step": ([row | {"step": 0} for row in rows(lambda *_: {})], None, [8, 8]),
+    "any rows": (sorted(rows(lambda *_: {}), key=lambda row: row["completion"]), None, [8, 8]),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_blocks_of_one_group_are_a_question(case: str, tmp_path: Path) -> None:
+    given, fix, sizes = APART[case]
+    source = write(tmp_path, {"a.jsonl": given})
+    if fix is None:
+        assert [len(group) for group in check_log(source).groups] == sizes
+        return
+    with pytest.raises(InputError) as error:
+        check_log(source)
+    assert fix in error.value.fix
+    if "every" in fix:
+        assert {len(group) for group in check_log(source, mapping={"group": "every:4"}).groups} == {4}
+    key = "step+prompt" if "step" in given[0] else "prompt"
+    assert max(len(group) for group in check_log(source, mapping={"group": key}).groups) == 8
+
+
+def test_few_rollouts_at_the_least_reward_are_a_caution(tmp_path: Path) -> None:
+    """One crash at -1 makes every failure a pass; a column may say what passed."""
+    given = rows(lambda *_: {}, 1) * 4
+    given = [row | {"prompt": f"p{i // 4}", "completion": str(i)} for i, row in enumerate(given)]
+    source = write(tmp_path, {"a.jsonl": [given[0] | {"reward": -1.0}, *given[1:]]})
+    assert any("31 of 32 rollouts earn more than the least reward, -1" in note for note in check_log(source).notes)
+    mapping = {"passed": "reward>0.5"}
+    log = check_log(source, mapping=mapping)
+    assert not any("least reward" in note for note in log.notes)
+    pool = import_log(log, name="own", out=tmp_path, model="organism")
+    for group in pool.steps:
+        assert [one.grade.passed for one in group] == [one.reward > 0.5 for one in group]
 
 
 # {files of a folder: (their rows, sizes of the groups or what is refused, what is said)}
