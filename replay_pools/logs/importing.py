@@ -281,7 +281,7 @@ def import_log(
 def _check_same(stored: Pool, new: Pool) -> None:
     if stored.manifest != new.manifest:
         fix = "choose another --name, or delete this pool to start anew"
-        raise InputError(stored.path, expected="the pool of this log", found="another one", fix=fix)
+        raise InputError(stored.path, expected="the pool of this log and --map", found="another one", fix=fix)
 
 
 def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
@@ -481,7 +481,9 @@ def _tokens_header(log: CheckedLog, tokeniser: "Tokeniser", notes: list[str]) ->
     trained = _training_steps(log)
     if len({*trained}) > 1:
         moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training; its weights moved in between"
-        notes.append(f"{CAUTION}{moved}: a replay has the gradients of one (probe replay --only-step {min(trained)})")
+        notes.append(
+            f"{CAUTION}{moved}: a replay has the gradients of one (probe replay or check, with --only-step {min(trained)})"
+        )
     notes += [type(sentence)(f"{sentence} ({count} rollouts)") for sentence, count in counts.items()]
     of_labels = [note for note in notes if isinstance(note, LabelNote)]
     others = [note for note in notes if not isinstance(note, LabelNote)]

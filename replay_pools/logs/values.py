@@ -74,8 +74,8 @@ def _label(value: Any) -> bool | None:
     if value in ("", "-1", UNKNOWN_LABEL):
         return None
     if not isinstance(value, bool | int | float) or value not in (0, 1):
-        is_share = isinstance(value, float) and 0 < value < 1
-        fix = "a probability needs a threshold: --map TARGET=COLUMN>0.5" if is_share else ""
+        is_score = isinstance(value, int | float)
+        fix = "a score needs a threshold: --map TARGET=COLUMN>0.5" if is_score else "write it as 0 and 1"
         raise wrong_value("true or false (or 1, 0, and -1 for unknown)", value, fix=fix)
     return bool(value)
 
