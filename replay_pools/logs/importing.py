@@ -481,9 +481,8 @@ def _tokens_header(log: CheckedLog, tokeniser: "Tokeniser", notes: list[str]) ->
     trained = _training_steps(log)
     if len({*trained}) > 1:
         moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training; its weights moved in between"
-        notes.append(
-            f"{CAUTION}{moved}: a replay has the gradients of one (probe replay or check, with --only-step {min(trained)})"
-        )
+        one = f"a replay has the gradients of one (probe replay or check, with --only-step {min(trained)})"
+        notes.append(f"{CAUTION}{moved}: {one}")
     notes += [type(sentence)(f"{sentence} ({count} rollouts)") for sentence, count in counts.items()]
     of_labels = [note for note in notes if isinstance(note, LabelNote)]
     others = [note for note in notes if not isinstance(note, LabelNote)]

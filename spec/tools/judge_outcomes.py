@@ -95,7 +95,8 @@ def judged(table: Table) -> tuple[list[Finding], SpecDecision | None]:
 @click.argument("spec_file", metavar="SPEC", type=click.Path(exists=True, path_type=Path))
 def main(spec_file: Path) -> None:
     """Print rates by cell, every criterion, and the decision."""
-    table = read_table(load_spec(spec_file))
+    spec = load_spec(spec_file)
+    table, resolved = read_table(spec), spec.resolved.values()
     for (condition, arm), runs in table.final.items():
         means = [
             [f"{100 * sum(getattr(row, name) for row in run.values()) / len(run):.0f}" for run in runs.values()]
@@ -105,7 +106,11 @@ def main(spec_file: Path) -> None:
     findings, decision = judged(table)
     for finding in findings:
         click.echo(f"{finding.says}: {finding.name}: {finding.text}")
-    click.echo(f"decision: {decision.name}" if decision else "decision: needs the runs")
+    done, planned = sum(map(len, table.final.values())), sum(len(one.arms) * len(one.seeds) for one in resolved)
+    if done < planned:
+        click.echo(f"no decision: {done} of {planned} runs")
+    else:
+        click.echo(f"decision: {decision.name}" if decision else "decision: needs the runs")
 
 
 if __name__ == "__main__":

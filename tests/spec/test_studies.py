@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from click.testing import CliRunner
 from scripts import ROOT, load_script
 from specs import criterion, spec_text
 from trainings import Planted
@@ -110,3 +111,10 @@ def test_the_table_is_judged_as_the_runs_are(planted: Planted, tmp_path: Path) -
         assert of_table.number is not None
         assert of_runs.number is not None
         assert of_table.number.interval == pytest.approx(of_runs.number.interval)
+    table = spec.path.parent / "outcomes.csv"
+    ended = CliRunner().invoke(tool.main, [str(spec.path)])
+    assert "decision: LOWER" in ended.output
+    kept = [row for row in table.read_text().splitlines(keepends=True) if ",projected,3," not in row]
+    table.write_text("".join(kept))
+    ended = CliRunner().invoke(tool.main, [str(spec.path)])
+    assert ended.output.endswith("no decision: 11 of 12 runs\n")

@@ -1,6 +1,8 @@
 """Write monitors.csv: the monitors' AUROC, recall and false-positive rate by step, from the sweep's evaluations.
 
 python spec/studies/methods/monitors.py [OUT]
+
+Rows of runs that are not in OUT stay, as in outcomes.csv: their runs may be gone.
 """
 
 import csv
@@ -24,10 +26,14 @@ def main(out: Path) -> None:
                 row = {"run": manifest.parent.name, "monitor": settings["remedy"]["monitor"]}
                 row |= {"step": line["step"], "weights": weights}
                 rows.append(row | {name: found[name] for name in FIELDS[4:]})
-    with (HERE / "monitors.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
+    table, made = HERE / "monitors.csv", {row["run"] for row in rows}
+    if table.is_file():
+        with table.open(newline="") as file:
+            rows += [row for row in csv.DictReader(file) if row["run"] not in made]
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(sorted(rows, key=lambda row: (row["run"], int(row["step"]), row["weights"])))
 
 
 if __name__ == "__main__":
