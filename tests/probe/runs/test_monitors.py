@@ -86,6 +86,8 @@ def test_now_and_start_are_both_weights(policy: Policy) -> None:
         assert judged["now"]["auroc"] is not None
         assert judged["start"]["why"] == "the weights that sampled are the reference weights"
         assert not monitor.read(rollouts, ["x"] * len(rollouts)).why
+        nothing = monitor.judge([])  # an evaluation in which nothing passed
+        assert [row["auroc"] for row in nothing.values()] == [None, None]
     finally:
         trained.remove()
 
