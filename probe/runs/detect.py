@@ -271,7 +271,7 @@ def detected(
             num_rollouts=len(everything),
             above=_above(everything),
             model=model,
-            sources={f"{step}/{sample}": where for (step, sample), (_, where) in places.items()},
+            sources={place: where for place, (_, where) in places.items()},
             cautions=[*cautions, *(one.removeprefix("caution: ") for one in pool.cautions), *notes, *own],
             **found,
         )
@@ -283,13 +283,20 @@ def detected(
 
 
 def _write_drawn(path: Path, rollouts: Sequence[Rollout]) -> None:
-    """Write the drawn rollouts with room for a label; the same draw is not written again, since labels may be in it."""
-    if path.is_file() and [row.fields.get("id") for row in read_rows(path)] == [*map(place_of, rollouts)]:
-        return
-    rows = [
-        {"id": place_of(one), "label": None, "prompt": one.messages[-1]["content"], "completion": one.written}
-        for one in rollouts
-    ]
+    """Write the drawn rollouts with room for a label; labels that a user has filled in stay.
+
+    Raises:
+        InputError: a line that cannot be read: its label would be lost.
+    """
+    labels: dict[Any, Any] = {}
+    for row in read_rows(path) if path.is_file() else ():
+        if row.error is not None:
+            raise row.error
+        labels[row.fields.get("id")] = row.fields.get("label")
+    rows = []
+    for one in rollouts:
+        row = {"id": place_of(one), "label": labels.get(place_of(one))}
+        rows.append(row | {"prompt": one.messages[-1]["content"], "completion": one.written})
     write_atomic(path, encode_jsonl(rows))
 
 
@@ -420,20 +427,20 @@ def _measured(
     return material, cautions
 
 
-def _places(log: CheckedLog | None, pool: Pool) -> dict[tuple[int, int], tuple[int, str]]:
-    """Return {(step, sample): (number of the row, its place in the log)}; empty for a pool."""
+def _places(log: CheckedLog | None, pool: Pool) -> dict[str, tuple[int, str]]:
+    """Return {id: (number of the row, its place in the log)}; empty for a pool."""
     # A row that could not be tokenized shifts the samples of its group.
     if log is None or pool.manifest["counts"]["rollouts"] != sum(map(len, log.groups)):
         return {}
     steps = step_numbers(log)
     rows = [(steps[i], j, one) for i, group in enumerate(log.groups) for j, one in enumerate(group)]
-    return {(step, sample): (one.number, one.where) for step, sample, one in rows}
+    return {f"{step}/{sample}": (one.number, one.where) for step, sample, one in rows}
 
 
 def _columns(
     names: Sequence[str],
     log: CheckedLog | None,
-    places: Mapping[tuple[int, int], tuple[int, str]],
+    places: Mapping[str, tuple[int, str]],
     rollouts: Sequence[Rollout],
 ) -> dict[str, list[Any]]:
     """Return the log's own columns that detectors `column:NAME` ask for, {name: (n,)}."""
@@ -443,7 +450,7 @@ def _columns(
     place_of_row = {number: place for place, (number, _) in places.items()}
     fields = {place_of_row[number]: row.fields for number, row in enumerate(log.rows) if number in place_of_row}
     known = {name for name in asked if any(name in row for row in fields.values())}
-    return {name: [fields[one.step, one.sample_id].get(name) for one in rollouts] for name in sorted(known)}
+    return {name: [fields[place_of(one)].get(name) for one in rollouts] for name in sorted(known)}
 
 
 def _judged(

@@ -70,7 +70,7 @@ class Monitor:
             pools: (n,) the name of each rollout's pool.
         """
         if not rollouts:  # an evaluation may have no rewarded rollout
-            return Reading(np.zeros(0), np.zeros(0, dtype=bool), "no rewarded rollout")
+            return Reading(np.zeros(0), np.zeros(0, dtype=bool), "no rollouts")
         row, _ = row_of(self.name, WHERE)
         material = Material(rollouts=rollouts, seed=self._seed) if self._meter is None else self._meter(rollouts)
         labels = labels_of(rollouts) if row.name == LABEL else np.full(len(rollouts), np.nan)

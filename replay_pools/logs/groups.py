@@ -284,14 +284,13 @@ def group_cautions(groups: Sequence[Group]) -> list[str]:
     return notes
 
 
-def few_at_least(groups: Sequence[Group]) -> list[str]:
-    """Return a caution if few rollouts have the least reward, above which a rollout counts as passed."""
-    rewards = [row.reward for group in groups for row in group if row.reward is not None]
-    counts = Counter(rewards)
-    if len(counts) < 3 or counts[min(counts)] >= FEW * len(rewards):
+def few_at_least(rewards: Sequence[float], least: float) -> list[str]:
+    """Return a caution if few rollouts have the least of several rewards, above which a rollout counts as passed."""
+    num_least = rewards.count(least)
+    if len({*rewards}) < 3 or num_least >= FEW * len(rewards):
         return []
-    said = f"{len(rewards) - counts[min(counts)]} of {len(rewards)} rollouts earn more than the least reward"
-    return [LabelNote(f"{CAUTION}{said}, {min(counts):g}, and count as passed (--map passed='COLUMN>NUMBER')")]
+    said = f"{len(rewards) - num_least} of {len(rewards)} rollouts earn more than the least reward"
+    return [LabelNote(f"{CAUTION}{said}, {least:g}, and count as passed (--map passed='COLUMN>NUMBER')")]
 
 
 def block_mapping(mapping: Mapping[str, str], facts: Sequence[Facts]) -> tuple[dict[str, str], list[str]]:

@@ -84,6 +84,7 @@ class CheckedLog:
     groups: list[Group]
     problem_ids: list[str]  # of each group
     checked: Checked
+    least: float | None  # the reward above which a rollout passed; None: by our grader's rewards
     scale_rewards: str | None  # what its advantages were divided by: `objective.scale_rewards`; None: not known
     notes: list[str]  # what was chosen, left out or is doubtful, one sentence each
 
@@ -146,6 +147,10 @@ def check_log(
         check_together(groups, checked.facts, chosen, rows.source)
     notes += [*more, *_source_notes(checked.facts, scan, kind)]
     chosen, groups, scale, more = _rewarded(groups, chosen, reader, given, rows.source)
+    rewards = [one.reward for group in groups for one in group if one.reward is not None]
+    least = least_reward({*rewards}, is_ours=kind.name in PAYS_AS_WE)
+    if least is not None and "passed" not in chosen:
+        more += few_at_least(rewards, least)
     return CheckedLog(
         rows=rows,
         reader=reader,
@@ -154,8 +159,9 @@ def check_log(
         groups=groups,
         problem_ids=name_problems(groups, chosen, "problem" in guessed),
         checked=checked,
+        least=least,
         scale_rewards=scale,
-        notes=[*notes, *more, *group_cautions(groups), *([] if "passed" in chosen else few_at_least(groups))],
+        notes=[*notes, *more, *group_cautions(groups)],
     )
 
 
@@ -318,8 +324,6 @@ def _rollouts_by_group(
     log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: dict[str, int]
 ) -> Iterator[list[Rollout]]:
     """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
-    rewards = {one.reward for group in log.groups for one in group if one.reward is not None}
-    least = least_reward(rewards, is_ours=log.format.name in PAYS_AS_WE)
     numbers = step_numbers(log)
     waiting = dict[int, dict[int, Logged]]()
     for done, (i, j, row) in enumerate(log.rollouts()):
@@ -336,7 +340,7 @@ def _rollouts_by_group(
                 "reward": one.reward,
             }
             try:
-                rollouts.append(_rollout(rows[place], one, tokeniser, least, about))
+                rollouts.append(_rollout(rows[place], one, tokeniser, log.least, about))
             except SkipRow as reason:
                 skipped[str(reason)] = skipped.get(str(reason), 0) + 1
                 continue

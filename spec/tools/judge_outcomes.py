@@ -7,7 +7,7 @@ rates: seeds and held-out problems, with the interval that `probe analyze` print
 decision that rests on rates alone can be recomputed from what is shipped. A cell is an arm under a condition.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from probe.analysis.verdict.verdict import Finding
 from probe.experiments.criteria import evaluate
 from probe.experiments.load import decide, load_spec
 from probe.experiments.outcomes import OUTCOMES_FILE, Outcome, read_outcomes
-from probe.experiments.spec import Criterion, Spec, SpecDecision
+from probe.experiments.spec import Spec, SpecDecision
 from probe.runs.heldout import evaluated_settings
 from probe.settings.run import TrainConfig
 
@@ -30,14 +30,14 @@ RATES = {"hack_final": "hack", "solve_final": "solve"}  # estimates that the tab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The outcomes of one spec after each run's last step: {cell: {seed: {problem: outcome}}}."""
+    """The outcomes of one spec after each run's last step: {cell: {seed: outcomes, by problem}}."""
 
     spec: Spec
-    final: Mapping[Cell, Mapping[int, Mapping[str, Outcome]]]
+    final: Mapping[Cell, Mapping[int, Sequence[Outcome]]]
 
     def cells(self, cell: Cell, name: str, *, whole: bool = False) -> Cells:
         """Return a rate (`hack`, `solve`) by seed and problem; by seed alone if `whole`."""
-        runs = [[getattr(row, name) for row in problems.values()] for problems in self.final[cell].values()]
+        runs = [[getattr(row, name) for row in rows] for rows in self.final[cell].values()]
         config = self.spec.resolved[cell[0]].config
         assert isinstance(config, TrainConfig)
         asked = len(evaluated_settings(config)) * config.evaluation.rollouts_per_problem
@@ -55,11 +55,12 @@ def read_table(spec: Spec) -> Table:
     for row in read_outcomes(spec.path.parent / OUTCOMES_FILE):
         if row.spec == spec.name:
             runs.setdefault(((row.condition, row.arm), row.seed), []).append(row)
-    final: dict[Cell, dict[int, dict[str, Outcome]]] = {}
+    final: dict[Cell, dict[int, list[Outcome]]] = {}
     for (cell, seed), rows in sorted(runs.items()):
         last = max(row.step for row in rows)
-        of_run = sorted((row for row in rows if row.step == last), key=lambda row: row.problem)
-        final.setdefault(cell, {})[seed] = {row.problem: row for row in of_run}
+        final.setdefault(cell, {})[seed] = sorted(
+            (row for row in rows if row.step == last), key=lambda row: row.problem
+        )
     return Table(spec=spec, final=final)
 
 
@@ -81,11 +82,10 @@ def measured(table: Table, estimate: str, sides: Sequence[Cell]) -> Estimate:
 
 def judged(table: Table) -> tuple[list[Finding], SpecDecision | None]:
     """Return the finding of each criterion, and the decision; None if it needs more than criteria on rates."""
-
-    def sides(criterion: Criterion) -> Iterable[Cell]:
-        return table.spec.sides_of(criterion)[: 1 + criterion.compared]
-
-    findings = [evaluate(one, measured(table, one.estimate, [*sides(one)])) for one in table.spec.criteria]
+    findings = []
+    for criterion in table.spec.criteria:
+        sides = table.spec.sides_of(criterion)[: 1 + criterion.compared]
+        findings.append(evaluate(criterion, measured(table, criterion.estimate, sides)))
     words = {finding.name: str(finding.says) for finding in findings}
     needed = {name for decision in table.spec.decisions for name in decision.requires}
     return findings, decide(table.spec, words) if needed <= words.keys() else None
@@ -99,7 +99,7 @@ def main(spec_file: Path) -> None:
     table, resolved = read_table(spec), spec.resolved.values()
     for (condition, arm), runs in table.final.items():
         means = [
-            [f"{100 * sum(getattr(row, name) for row in run.values()) / len(run):.0f}" for run in runs.values()]
+            [f"{100 * sum(getattr(row, name) for row in run) / len(run):.0f}" for run in runs.values()]
             for name in RATES.values()
         ]
         click.echo(f"{condition} / {arm}: hack {' '.join(means[0])}; solve {' '.join(means[1])}")

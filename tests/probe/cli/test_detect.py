@@ -140,6 +140,10 @@ def test_answers_from_a_file_become_precision_and_rates(detect, log: list[str], 
     assert rate["parts"]["n_labelled"] == 9
     detect(*command, "--name", "audit")
     assert stored(out, "audit", "drawn.jsonl") == answered, "the labels of a user are gone"
+    with path.open("a") as file:
+        file.write('{"id": "0/0", "label": \n')
+    _, error = detect(*command, "--name", "audit", code=2)
+    assert "drawn.jsonl" in error, "a label that cannot be read is written over"
     short = write(tmp_path / "short.jsonl", answered[:-1])
     _, error = detect(*command, "--name", "audit", "--labels", short, code=2)
     assert answered[-1]["id"] in error
