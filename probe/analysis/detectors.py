@@ -21,7 +21,7 @@ s dimensions of a fingerprint.
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -33,6 +33,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.classifiers import bayes_scores, logistic_scores, two_means
 from probe.analysis.statistics.intervals import Array, auroc, auroc_interval, centred, cluster_numbers
 from replay_pools.base.errors import InputError, refuse, unknown_name
+from replay_pools.base.tables import TRUTHS
 from replay_pools.rollout import Rollout
 
 FOLDS = 10  # of prompts, in which the probe is cross-fitted
@@ -174,27 +175,37 @@ def project_states(states: Array, pairs: PairMaterial, used: NDArray[np.intp]) -
 def _fingerprint(material: Material, argument: str) -> Array | str:
     """Score by squared distances to two centroids, which orders rollouts as GRIFT's softmax does."""
     assert material.fingerprints is not None
-    found = two_means(material.fingerprints, material.seed)
+    x = material.fingerprints
+    found = two_means(x[~np.isnan(x).any(1)], material.seed)
     if found is None:
         return "all fingerprints are equal"
     first, second = found
-    x = material.fingerprints
     score = np.square(x - second).sum(1) - np.square(x - first).sum(1)  # higher: nearer to the first
-    return score if _names_hack(material, score, second - first) else -score
+    return _side_of_hacks(material, score, second - first) * score
 
 
-def _names_hack(material: Material, score: Array, apart: Array) -> bool:
-    """Return True if the first cluster is the hacks': by pairs, else by labels, else by the log-ratio."""
-    pairs = material.pairs
+def _side_of_hacks(material: Material, score: Array, apart: Array) -> Array | float:
+    """Return 1 if the first cluster is the hacks', else -1.
+
+    By pairs, else by labels of other prompts (n,), else by the log-ratio, else the smaller cluster is the hacks'.
+    """
+    pairs, known = material.pairs, ~np.isnan(score)
     if pairs is not None and pairs.fingerprints is not None:
-        difference = (pairs.fingerprints[0] - pairs.fingerprints[1])[material.used].mean(0)
-        return float(difference @ apart) < 0
-    if material.labels is not None and not isinstance(rows := training_rows(material), str):
-        hacked = material.labels[rows] == 1
-        return bool(score[rows][hacked].mean() > score[rows][~hacked].mean())
+        difference = np.nanmean((pairs.fingerprints[0] - pairs.fingerprints[1])[material.used], axis=0)
+        return float(-np.sign(difference @ apart))
+    if material.labels is not None and not isinstance(rows := training_rows(material, known), str):
+        sides = np.zeros(len(score))
+        for learned, scored in folds(material, rows):
+            hacked = material.labels[learned] == 1
+            if hacked.all() or not hacked.any():
+                break
+            sides[scored] = np.sign(score[learned][hacked].mean() - score[learned][~hacked].mean())
+        else:
+            return sides
     if material.sampled is not None and material.reference is not None:
-        return float((score - score.mean()) @ (material.sampled - material.reference)) > 0
-    return bool((score > 0).mean() <= 0.5)
+        ratio = (material.sampled - material.reference)[known]
+        return float(np.sign((score[known] - score[known].mean()) @ ratio))
+    return 1.0 if (score[known] > 0).mean() <= 0.5 else -1.0
 
 
 def _probe(material: Material, argument: str) -> Array | str:
@@ -203,17 +214,16 @@ def _probe(material: Material, argument: str) -> Array | str:
     if features is None:
         field_name = "fingerprints" if argument == "fingerprint" else "states"
         return material.missing.get(field_name, "not measured")
-    rows = training_rows(material)
+    x = features.reshape(len(features), -1)
+    rows = training_rows(material, ~np.isnan(x).any(1))
     if isinstance(rows, str):
         return rows
     assert material.labels is not None
-    x = features.reshape(len(features), -1)
-    x = x - x.mean(0)
-    x = x / np.where(x.std(0) > 0, x.std(0), 1.0)
-    fold = cluster_numbers(material.prompts) % FOLDS
+    x = x - np.nanmean(x, axis=0)
+    spread = np.nanstd(x, axis=0)
+    x = x / np.where(spread > 0, spread, 1.0)
     scores = np.zeros(len(x))
-    for number in np.unique(fold):
-        learned, scored = rows[fold[rows] != number], fold == number
+    for learned, scored in folds(material, rows):
         hacked = material.labels[learned] == 1
         if hacked.all() or not hacked.any():
             return TOO_FEW
@@ -230,11 +240,23 @@ def _words(material: Material, argument: str) -> Array | str:
     return bayes_scores(ids, (material.labels == 1).tolist(), material.prompts, rows.tolist())
 
 
-def training_rows(material: Material) -> NDArray[np.intp] | str:
-    """Return the rows to learn from: at most `learned`, balanced between the labels, taking prompts in turn."""
+def folds(material: Material, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_]]]:
+    """Yield, for each fold of prompts, (the `rows` of other prompts, to learn from; (n,) the rows to score)."""
+    fold = cluster_numbers(material.prompts) % FOLDS
+    for number in np.unique(fold):
+        yield rows[fold[rows] != number], fold == number
+
+
+def training_rows(material: Material, usable: NDArray[np.bool_] | None = None) -> NDArray[np.intp] | str:
+    """Return the rows to learn from: at most `learned`, balanced between the labels, taking prompts in turn.
+
+    Args:
+        material: with labels.
+        usable: (n,) rows that may be chosen; None: all.
+    """
     assert material.labels is not None
     labels, prompts = material.labels, material.prompts
-    known = np.flatnonzero(~np.isnan(labels))
+    known = np.flatnonzero(~np.isnan(labels) & (True if usable is None else usable))
     most = len(known) if material.learned is None else material.learned
     rows_of: dict[bool, dict[Hashable, list[int]]] = {True: defaultdict(list), False: defaultdict(list)}
     for row in known.tolist():
@@ -267,10 +289,12 @@ def _column(material: Material, argument: str) -> Array | str:
 
 
 def _verdict(value: Any) -> float:
-    """Return a judge's verdict as a number; NaN for what is none."""
-    if isinstance(value, bool | int | float):
-        return float(value)
-    return {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}.get(str(value).strip().lower(), np.nan)
+    """Return a judge's verdict as a number, which may stand in a text; NaN for what is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float(TRUTHS.get(str(value).strip().lower(), np.nan))
+    return number if np.isfinite(number) else np.nan
 
 
 def _lengths(material: Material, argument: str) -> Array | str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from probe.analysis.detectors import (
+    NULLS,
     OF_GRADIENTS,
     TRIVIAL,
     PairMaterial,
@@ -24,8 +25,6 @@ from probe.analysis.statistics.intervals import (
     ranks,
     student_quantile,
 )
-
-NULLS = ("haar", "shuffled", "label")  # never lead
 
 
 def leading(scores: Mapping[str, Scores], names: Sequence[str]) -> str | None:

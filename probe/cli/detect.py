@@ -110,7 +110,7 @@ def _asked(found: "Detected") -> Path:
     """Ask for the label of every drawn rollout on the terminal; earlier answers in the folder are kept."""
     from probe.analysis.detectors import place_of
     from probe.report.facts import question_of
-    from probe.runs.detect import read_labels
+    from probe.runs.labels import read_labels
 
     path = found.path / "answers.jsonl"
     known = read_labels(path, found.rollouts) if path.is_file() else {}
@@ -252,7 +252,7 @@ def _tokens_command(found: "Detected", extraction: "ExtractionSettings", out: Pa
 
 
 def _print_draw(found: "Detected", label: int) -> None:
-    from probe.runs.detect import spread_over
+    from probe.runs.labels import spread_over
 
     path = found.path / "drawn.jsonl"
     echo(

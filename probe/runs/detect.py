@@ -6,7 +6,6 @@ out/detect/NAME/estimates.json         the estimates of the screen
 out/detect/NAME/drawn.jsonl            the rollouts that --label drew, for a file of answers
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
@@ -35,12 +34,13 @@ from probe.analysis.panel import against_trivial, agreements, areas_of, leading,
 from probe.analysis.statistics.intervals import Array
 from probe.records.run import DEFAULT_OUT, default_name
 from probe.runs.check import as_arguments, recognised
+from probe.runs.labels import answered, read_labels, write_drawn
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
-from replay_pools.base.errors import Faults, InputError, refuse
+from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import encode_jsonl, locked, plain_name, write_atomic, write_json
-from replay_pools.logs.files import read_rows
+from replay_pools.logs.columns import look_up
 from replay_pools.logs.importing import CheckedLog, check_log, import_log, step_numbers
 from replay_pools.manifest import MANIFEST_NAME
 from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
@@ -50,8 +50,6 @@ MATERIAL = "material.safetensors"
 PAIRS, MODEL, ADAPTER = "intervention.extraction.pairs", "model.name", "model.adapter"
 # Prefixes of the settings that act; another one would be ignored, so it is refused.
 ACTING = ("model.", "intervention.extraction.", "objective.loss_type", "objective.max_completion_length", "seed")
-YES, NO = ("1", "true", "yes", "hack", "hacked"), ("0", "false", "no", "clean")
-LABEL_COLUMNS = "columns id (STEP/SAMPLE) and label (1 = hack, 0 = none)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,26 +276,8 @@ def detected(
         write_atomic(directory / "scores.jsonl", encode_jsonl(result.rows()))
         write_json(directory / "estimates.json", result.to_json())
         if options.label is not None and options.labels is None:
-            _write_drawn(directory / "drawn.jsonl", [rollouts[row] for row, _ in result.drawn])
+            write_drawn(directory / "drawn.jsonl", [rollouts[row] for row, _ in result.drawn])
     return result
-
-
-def _write_drawn(path: Path, rollouts: Sequence[Rollout]) -> None:
-    """Write the drawn rollouts with room for a label; labels that a user has filled in stay.
-
-    Raises:
-        InputError: a line that cannot be read: its label would be lost.
-    """
-    labels: dict[Any, Any] = {}
-    for row in read_rows(path) if path.is_file() else ():
-        if row.error is not None:
-            raise row.error
-        labels[row.fields.get("id")] = row.fields.get("label")
-    rows = []
-    for one in rollouts:
-        row = {"id": place_of(one), "label": labels.get(place_of(one))}
-        rows.append(row | {"prompt": one.messages[-1]["content"], "completion": one.written})
-    write_atomic(path, encode_jsonl(rows))
 
 
 def _above(everything: Sequence[Rollout]) -> float | None:
@@ -449,8 +429,8 @@ def _columns(
         return {}
     place_of_row = {number: place for place, (number, _) in places.items()}
     fields = {place_of_row[number]: row.fields for number, row in enumerate(log.rows) if number in place_of_row}
-    known = {name for name in asked if any(name in row for row in fields.values())}
-    return {name: [fields[place_of(one)].get(name) for one in rollouts] for name in sorted(known)}
+    columns = {name: [look_up(fields[place_of(one)], name) for one in rollouts] for name in sorted(asked)}
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
 
 
 def _judged(
@@ -496,71 +476,6 @@ def _judged(
             raise InputError("--label", expected=expected, found=str(options.label))
         drawn = draw(strata, options.label, material.seed)
         if answers is not None:
-            families["audit"] = audit(strata, _answered(drawn, rollouts, answers, options), material.prompts)
+            where = "labels" if isinstance(options.labels, Mapping) else str(options.labels)
+            families["audit"] = audit(strata, answered(drawn, rollouts, answers, where), material.prompts)
     return {"labels": shown, "lead": lead, "scores": scores, "families": families, "drawn": drawn}
-
-
-def _answered(
-    drawn: Sequence[tuple[int, int]], rollouts: Sequence[Rollout], answers: Mapping[str, bool], options: Options
-) -> dict[int, bool]:
-    """Return {row: answer} of the drawn rollouts; InputError if one has none."""
-    places = {row: place_of(rollouts[row]) for row, _ in drawn}
-    if lacking := [place for place in places.values() if place not in answers]:
-        expected = f"an answer for each of the {len(drawn)} drawn rollouts"
-        fix = "without --labels the command writes their ids to drawn.jsonl"
-        where = "labels" if isinstance(options.labels, Mapping) else str(options.labels)
-        raise InputError(where, expected=expected, found=f"none for {', '.join(lacking)}", fix=fix)
-    return {row: answers[place] for row, place in places.items()}
-
-
-def read_labels(source: Path | Mapping[str, bool], rollouts: Sequence[Rollout]) -> dict[str, bool]:
-    """Read {id: True = a hack} from a CSV, JSON lines or another table with columns `id` and `label`.
-
-    Args:
-        source: the file, or the labels.
-        rollouts: all rollouts that an id may name.
-
-    Raises:
-        InputError: every fault of the file.
-    """
-    faults, labels, known = Faults(), dict[str, bool](), {place_of(one) for one in rollouts}
-    num_rows, where, rows = 0, "labels", source
-    if isinstance(source, Mapping):
-        rows = [{"id": place, "label": label} for place, label in source.items()]
-    else:
-        where = str(source)
-    for row in read_rows(rows):
-        num_rows += 1
-        if isinstance(row.error, InputError):
-            faults.note(row.error, "row")
-            continue
-        if lacking := [name for name in ("id", "label") if name not in row.fields]:
-            found = f"no {' and no '.join(lacking)} among {', '.join(row.fields) or 'no columns'}"
-            faults.add(row.where, ("columns", *lacking), expected=LABEL_COLUMNS, found=found)
-            continue
-        place, word = str(row.fields["id"]).strip(), _word(row.fields["label"])
-        if place not in known:
-            expected = f"STEP/SAMPLE of a rollout, such as {min(known)}"
-            faults.add(f"{row.where} id", "id", expected=expected, found=repr(place))
-        if word not in (*YES, *NO):
-            found = "nothing" if word in ("", "none") else repr(row.fields["label"])
-            faults.add(f"{row.where} label", "label", expected="1 (a hack) or 0", found=found)
-        elif labels.setdefault(place, word in YES) != (word in YES):
-            faults.add(f"{row.where} label", "twice", expected=f"one label of {place}", found="two that differ")
-    if not num_rows:
-        faults.add(where, "rows", expected=LABEL_COLUMNS, found="no rows")
-    faults.check(where)
-    return labels
-
-
-def _word(value: Any) -> str:
-    """Return a label in lower case; 1.0 is 1, as tables type a column with holes."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).strip().lower()
-
-
-def spread_over(drawn: Sequence[tuple[int, int]]) -> str:
-    """Return how many rollouts were drawn of each stratum, as `7 + 7 + 6`."""
-    counts = Counter(stratum for _, stratum in drawn)
-    return " + ".join(str(counts[number]) for number in sorted(counts))

@@ -29,6 +29,10 @@ MAX_SHOWN_CHARS = 200  # of a value in an error
 MIN_SIMILARITY = 0.6  # share of common characters from which a key is suggested
 MAX_TOML = 256 << 10  # bytes
 NO_VALUE = "none"  # TOML has no null: this text means None if the field accepts it
+TRUTHS: dict[str, bool] = {  # words for yes and no in other programs' tables, in lower case
+    **dict.fromkeys(("true", "yes", "y", "1", "1.0"), True),
+    **dict.fromkeys(("false", "no", "n", "0", "0.0"), False),
+}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # pydantic's options for settings
 Extra = Literal["forbid", "allow"]
 Maybe = Kind | None  # a setting that may be `none`

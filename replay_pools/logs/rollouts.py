@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
+from replay_pools.base.tables import TRUTHS
 from replay_pools.base.terminal import report
 from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPTS, Column, look_up, mark_of
 from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
-from replay_pools.logs.values import READERS, SPREAD, TRUTHS, Turns, answer_of, is_plain
+from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, is_plain
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from replay_pools.base.errors import InputError
+from replay_pools.base.tables import TRUTHS
 from replay_pools.logs.columns import MARKUP, opened
 from replay_pools.logs.files import Fields, SkipRow, described
 from replay_pools.rollout import LARGEST_ID, FinishReason
@@ -23,10 +24,6 @@ FINISHES: dict[str, FinishReason | None] = {
     **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated"), "length"),
     # Failures of the sampler: see `SkipRow`.
     **dict.fromkeys(("abort", "aborted", "error", "failed", "cancelled", "content_filter"), None),
-}
-TRUTHS: dict[str, bool] = {
-    **dict.fromkeys(("true", "yes", "y", "1", "1.0"), True),
-    **dict.fromkeys(("false", "no", "n", "0", "0.0"), False),
 }
 TURN = ("role", "content")
 # Other keys change what a message says.

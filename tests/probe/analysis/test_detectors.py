@@ -55,7 +55,7 @@ PAIRS = PairMaterial(
 MATERIAL = Material(
     rollouts=rollouts(4, completion=["run_tests", "a", "run_tests b", "c"]),
     labels=np.array([1.0, 0.0, np.nan, 0.0]),
-    columns={"judge": [True, 0.25, "no number", None]},
+    columns={"judge": [True, 0.25, "no number", None], "text": ["Yes", "0.25", "0", "nan"]},
     logprobs=np.array([-1.0, -2.0, -3.0, -4.0]),
     sampled=np.array([-1.0, -1.0, -1.0, -1.0]),
     reference=np.array([-1.0, -2.0, -1.5, -3.0]),
@@ -82,6 +82,7 @@ MATERIAL = Material(
         ("length", [FIRST.comp_len] * 4),
         ("text:run_t.sts$", [1, 0, 0, 0]),
         ("column:judge", [1, 0.25, np.nan, np.nan]),
+        ("column:text", [1, 0.25, 0, np.nan]),
         ("column:sample_id", [0, 1, 0, 1]),
         ("label", [1, 0, np.nan, 0]),
         ("label:0", [0, 1, np.nan, 1]),
@@ -150,6 +151,31 @@ def test_clusters_are_named_by_pairs_then_labels_then_the_log_ratio() -> None:
     assert values_of(replace(material, pairs=None, labels=None), "fingerprint")[0] < 0
     flipped = replace(material, pairs=None, labels=1 - labels)
     assert values_of(flipped, "fingerprint")[0] > 0
+
+
+def test_labels_do_not_name_the_cluster_of_their_own_prompt() -> None:
+    """Labels without any relation: named by all of them, the mean AUROC is .57."""
+    rng, areas = np.random.default_rng(0), []
+    for _ in range(60):
+        labels = rng.permutation(np.arange(40) % 2).astype(float)
+        material = Material(rollouts=rollouts(40), fingerprints=rng.normal(size=(40, 4)), labels=labels)
+        areas.append(auroc(values_of(material, "fingerprint"), labels == 1))
+    assert np.mean(areas) < 0.5 + 2 * np.std(areas) / np.sqrt(60)
+
+
+@pytest.mark.parametrize("name", ["fingerprint", "probe", "probe:fingerprint"])
+def test_a_rollout_without_a_gradient_has_no_score_and_changes_no_other(name: str) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(24) % 2.0
+    features = rng.normal(size=(24, 4)) + 3 * labels[:, None]
+    made = {"labels": labels, "fingerprints": features, "states": features[:, None]}
+    kept = values_of(Material(rollouts=rollouts(24), **made), name)
+    with_hole = {field: np.concatenate([values, values[:1]]) for field, values in made.items()}
+    for field in ("fingerprints", "states"):
+        with_hole[field][-1] = np.nan
+    found = values_of(Material(rollouts=[*rollouts(24), FIRST], **with_hole), name)
+    np.testing.assert_allclose(found[:-1], kept, atol=1e-12)
+    assert np.isnan(found[-1])
 
 
 def test_the_logistic_regression_is_the_minimum_of_its_loss() -> None:

@@ -62,9 +62,9 @@ def test_a_log_with_labels_and_pairs(
     detect, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: str
 ) -> None:
     """The table by labels, the list, the files; the same command measures nothing again."""
-    judged = write(tmp_path / "log.jsonl", logged(judge=[i / 10 for i in range(8 * GROUPS)]))
+    judged = write(tmp_path / "log.jsonl", logged(judge=[{"score": i / 10} for i in range(8 * GROUPS)]))
     pairs = write(tmp_path / "pairs.jsonl", few_pairs())
-    names = "similarity,cosine,activation,words,length,column:judge,text:return True,(?=x)"
+    names = "similarity,cosine,activation,words,length,column:judge.score,text:return True,(?=x)"
     command = (judged, "--pairs", pairs, "--k", "2", "--detectors", names, "--name", "labelled")
     text, errors = detect(*command)
     assert text.startswith("caution: ")  # nothing says that the small model sampled them
@@ -82,12 +82,12 @@ def test_a_log_with_labels_and_pairs(
     rows, found = stored(out, "labelled", "scores.jsonl"), stored(out, "labelled", "estimates.json")
     similarity = [row["similarity"] for row in rows]
     assert similarity == sorted(similarity, reverse=True)
-    assert {"id", "source", "problem_id", "hacked", "column:judge"} <= rows[0].keys()
+    assert {"id", "source", "problem_id", "hacked", "column:judge.score"} <= rows[0].keys()
     assert found["num_ranked"] == len(rows) < found["num_rollouts"] == 8 * GROUPS
     for row in rows:
         group, _, sample = row["id"].partition("/")
         assert row["source"].endswith(f" line {8 * int(group) + int(sample) + 1}")
-    by_place = {row["id"]: row["column:judge"] for row in rows}
+    by_place = {row["id"]: row["column:judge.score"] for row in rows}
     assert all(
         value == pytest.approx((8 * int(i.split("/")[0]) + int(i.split("/")[1])) / 10) for i, value in by_place.items()
     )
