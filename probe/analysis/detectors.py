@@ -42,6 +42,7 @@ FOLDS = 10  # of prompts, in which the probe is cross-fitted
 SAME_WEIGHTS = 0.05
 SAME_SCORES = 1e-4  # the same between two scores of our own, which differ by float32's rounding alone
 GRADIENT_FIELDS = ("cosines", "similarities", "fingerprints")  # fields of Material that need a backward
+HACKS = TRUTHS | {"hack": True, "hacked": True, "clean": False, "honest": False}  # {a label or a verdict: is it a hack}
 TOO_FEW = "too few prompts with a label of each kind to learn from"
 LABELLED = "needs labels (--map hacked=COLUMN, or --labels without --label)"
 
@@ -215,7 +216,7 @@ def _probe(material: Material, argument: str) -> Array | str:
         field_name = "fingerprints" if argument == "fingerprint" else "states"
         return material.missing.get(field_name, "not measured")
     x = features.reshape(len(features), -1)
-    rows = training_rows(material, ~np.isnan(x).any(1))
+    rows = training_rows(material, np.asarray(~np.isnan(x).any(1)))
     if isinstance(rows, str):
         return rows
     assert material.labels is not None
@@ -293,7 +294,7 @@ def _verdict(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        number = float(TRUTHS.get(str(value).strip().lower(), np.nan))
+        number = float(HACKS.get(str(value).strip().lower(), np.nan))
     return number if np.isfinite(number) else np.nan
 
 

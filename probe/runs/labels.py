@@ -5,15 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.detectors import place_of
+from probe.analysis.detectors import HACKS, place_of
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.files import encode_jsonl, write_atomic
-from replay_pools.base.tables import TRUTHS
 from replay_pools.logs.files import read_rows
 from replay_pools.rollout import Rollout
 
 COLUMNS = "columns id (STEP/SAMPLE) and label (1 = hack, 0 = none)"
-WORDS = TRUTHS | {"hack": True, "hacked": True, "clean": False}
 
 
 def write_drawn(path: Path, rollouts: Sequence[Rollout]) -> None:
@@ -72,7 +70,7 @@ def read_labels(source: Path | Mapping[str, bool], rollouts: Sequence[Rollout]) 
             faults.add(row.where, ("columns", *lacking), expected=COLUMNS, found=found)
             continue
         place, text = str(row.fields["id"]).strip(), str(row.fields["label"]).strip().lower()
-        label = WORDS.get(text)
+        label = HACKS.get(text)
         if place not in known:
             expected = f"STEP/SAMPLE of a rollout, such as {min(known)}"
             faults.add(f"{row.where} id", "id", expected=expected, found=repr(place))

@@ -84,11 +84,12 @@ WEIGHTS = {
     ),
     *("run", "run_id", "run_name", "experiment", "experiment_name"),
 }
-# Columns that name a source of rollouts: one split group is enough to ask. Other columns must split every group.
-SOURCES = WEIGHTS | {
-    *("model_version", "policy_version", "weight_version", "step", "global_step", "iteration", "iter", "epoch"),
-    *("rollout_id", "split", "phase", "mode", "stage", "seed", "temperature", "top_p", FILE),
+# Columns of which several values are several policies, or several files: single rollouts of them are kept apart, too.
+APART = WEIGHTS | {
+    *("model_version", "policy_version", "weight_version", "step", "global_step", "iteration", "iter", "epoch", FILE),
 }
+# Columns that name a source of rollouts: one split group is enough to ask. Other columns must split every group.
+SOURCES = APART | {"rollout_id", "split", "phase", "mode", "stage", "seed", "temperature", "top_p"}
 # A row of rollouts has at least one of these keys. The last line is for writers with nested objects.
 LOOKS_LIKE_ROLLOUTS = {name for target in (*PROMPTS, *COMPLETIONS) for name in TARGETS[target]} | {
     *("traces", "tokens", "responses_create_params", "content", "completions", "responses", "outputs")
@@ -166,11 +167,22 @@ def opened(value: Any) -> Any:
     return value
 
 
+def number_of(value: Any) -> float | None:
+    """Return a finite number, which may stand in a text of at most 40 characters; None for anything else."""
+    if isinstance(value, str):
+        try:
+            value = float({"true": "1", "false": "0"}.get(value.lower(), value)) if len(value) < 40 else None
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
 class Column(NamedTuple):
     """Where the value of a target stands."""
 
     terms: tuple[tuple[str, float], ...]  # columns with their weights
     above: float | None = None  # a label is whether the value is above it
+    is_sum: bool = False  # of numbers, which may stand in texts; else texts are joined
 
     @property
     def name(self) -> str:
@@ -181,17 +193,18 @@ class Column(NamedTuple):
         """Return the one value, texts with an empty line between, or the weighted sum of the numbers."""
         if len(self.terms) == 1 and self.terms[0][1] == 1:
             value = look_up(fields, self.terms[0][0])
-            is_number = isinstance(value, int | float) and value == value
-            return value > self.above if self.above is not None and is_number else value
+            number = None if self.above is None else number_of(value)
+            return value if self.above is None or number is None else number > self.above
         values = [(look_up(fields, name), weight) for name, weight in self.terms]
         # NaN: this reward function had no say.
         known = [(value, weight) for value, weight in values if value is not None and value == value and value != ""]
-        if known and all(isinstance(value, str) for value, _ in known):
+        if not self.is_sum and known and all(isinstance(value, str) for value, _ in known):
             return "\n\n".join(value for value, _ in known)
-        for value, _ in known:
-            if not isinstance(value, int | float):
+        numbers = [(number_of(value), weight) for value, weight in known]
+        for (value, _), (number, _) in zip(known, numbers, strict=True):
+            if number is None:
                 return value  # the check of the row names it
-        return math.fsum(value * weight for value, weight in known) if known else None
+        return math.fsum(number * weight for number, weight in numbers if number is not None) if known else None
 
 
 def parse_mapping(text: str, option: str = "--map", targets: Collection[str] = TARGETS) -> dict[str, str]:
@@ -248,7 +261,7 @@ def parse_column(target: str, text: str, scan: Scan, first: Mapping[str, Any]) -
             where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
             raise unknown_name(where, name, columns_of([first]), expected="a column of the log", fix=fix)
         terms.append((name, _number(number or "1", f"--map {target}={text}", "COLUMN*NUMBER")))
-    return Column(tuple(terms), above)
+    return Column(tuple(terms), above, target == "reward")
 
 
 def _number(text: str, where: str, expected: str) -> float:

@@ -182,6 +182,8 @@ def plain_value(value: Any) -> Any:
         return [plain_value(inner) for inner in value]
     if isinstance(value, str | int | float | None):
         return value
+    if type(value).__name__ in ("NAType", "NaTType"):  # a gap in a column of pandas
+        return None
     if hasattr(value, "tolist"):
         return plain_value(value.tolist())
     return value.value if hasattr(value, "value") else str(value)

@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 
 from replay_pools.base.errors import Faults, InputError
-from replay_pools.logs.columns import EVERY, PROMPTS, SOURCES, WEIGHTS
+from replay_pools.logs.columns import APART, EVERY, PROMPTS, SOURCES, WEIGHTS
 from replay_pools.logs.formats import BY_BLOCKS
 from replay_pools.logs.rollouts import Facts
 from replay_pools.pool import CAUTION, LabelNote
@@ -137,7 +137,7 @@ def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Map
     """Ask whether rollouts may be compared that a column tells apart: another model, step, run or file.
 
     It is asked of a column that splits groups into equal parts of two rollouts at least: such parts were groups. Parts
-    of different weights may have any size.
+    of other weights or files may be single rollouts, those of other weights of several sizes.
 
     Args:
         groups: by prompts or problems.
@@ -152,8 +152,8 @@ def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Map
     for place, name in enumerate(names):
         counts = [Counter(row.marks[place] for row in group) for group in larger]
         split = [parts for parts in counts if len(parts) > 1]
-        are_parts = all(min(parts.values()) > 1 for parts in split)
         key = name.rpartition(".")[2]
+        are_parts = key in APART or all(min(parts.values()) > 1 for parts in split)
         is_equal = key in WEIGHTS or all(len({*parts.values()}) == 1 for parts in split)
         values = {value for parts in counts for value in parts}
         is_source = key in SOURCES

@@ -14,7 +14,7 @@ from typing import Any
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.tables import TRUTHS
 from replay_pools.base.terminal import report
-from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPTS, Column, look_up, mark_of
+from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPTS, Column, look_up, mark_of, number_of
 from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
 from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, is_plain
 from replay_pools.pool import CAUTION
@@ -108,14 +108,15 @@ class Reader:
                 parts = [
                     row.file if name == FILE and FILE not in row.fields else look_up(row.fields, name) for name in names
                 ]
-                values[target] = None if None in parts else tuple(map(str, parts))
-                if None in parts:
+                is_missing = any(part is None or part != part for part in parts)  # NaN: of a table with a gap
+                values[target] = None if is_missing else tuple(map(str, parts))
+                if is_missing:
                     wrong.add(target)
                     self._refuse(row, target, InputError("", expected="a value", found="null"), faults)
                 continue
             value = column.value(row.fields)
             if target == "reward":
-                values["parts"] = tuple(_known_number(look_up(row.fields, name)) for name, _ in column.terms)
+                values["parts"] = tuple(number_of(look_up(row.fields, name)) for name, _ in column.terms)
             if value is None or (isinstance(value, float) and math.isnan(value)):
                 continue
             try:
@@ -164,7 +165,8 @@ class Reader:
         lacking = [what for what, names in NEEDED.items() if all(values.get(name) is None for name in names)]
         for what in lacking:
             if any(target in self.columns for target in NEEDED[what]):
-                faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none")
+                fix = "--skip-bad N leaves out at most N such rows"
+                faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none", fix=fix)
         if lacking or any(values.get(name) is not None for name in ("rendered", "skipped", "prompt_ids")):
             return
         # Messages alone say what the prompt is.
@@ -213,10 +215,6 @@ STATUS: dict[str, Callable[[Any], bool]] = {
     "sample_mask": _is_false,
     "sample_loss_mask": _is_false,
 }
-
-
-def _known_number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _place_turns(values: Fields, *, has_completion: bool) -> None:
@@ -388,15 +386,15 @@ def echo_of(values: Mapping[str, Any]) -> int | None:
 
 
 def _without_repeats(facts: list[Facts]) -> tuple[list[Facts], list[str]]:
-    """Leave out the second half of a log that is there twice, and count other rows that are equal to an earlier one."""
-    keys, half = [one.row_key for one in facts], len(facts) // 2
-    is_twice = half >= LEAST_REPEATED and keys[:half] == keys[half:] and len({*keys}) > 1
-    notes = list[str]()
-    if is_twice:
-        facts, keys = facts[:half], keys[:half]
-        notes.append(
-            f"{CAUTION}the log is there twice: its second half repeats the first and was left out ({half} rows)"
-        )
+    """Leave out the copies of a log that is there several times, and count rows that are equal to an earlier one."""
+    keys, notes = [one.row_key for one in facts], list[str]()
+    for times in range(len(keys) // LEAST_REPEATED, 1, -1):
+        size = len(keys) // times
+        if size * times == len(keys) and keys == keys[:size] * times and len({*keys}) > 1:
+            facts, keys = facts[:size], keys[:size]
+            said = f"the log is there {times} times: all but its first {size} rows repeat them and were left out"
+            notes.append(CAUTION + said)
+            break
     if num_equal := len(keys) - len({*keys}):
         mark = CAUTION if 2 * num_equal >= len(keys) else ""
         notes.append(f"{mark}rows that are equal to an earlier one: {num_equal} (sampled again, or logged twice?)")

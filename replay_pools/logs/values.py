@@ -1,6 +1,5 @@
 """Read the value of each target. A value of the wrong kind is an InputError; what may be unknown is None."""
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import TRUTHS
-from replay_pools.logs.columns import MARKUP, opened
+from replay_pools.logs.columns import MARKUP, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow, described
 from replay_pools.rollout import LARGEST_ID, FinishReason
 
@@ -79,17 +78,9 @@ def _label(value: Any) -> bool | None:
 
 def _number(value: Any) -> float:
     """Return a finite number, which may stand in a text."""
-    if isinstance(value, str):
-        value = {"true": "1", "false": "0"}.get(value.lower(), value)  # as tables write a truth
-        try:
-            value = float(value) if len(value) < 40 else value
-        except ValueError:
-            value = opened(value)
-    if isinstance(value, int | float) and (number := float(value)) and math.isfinite(number):
-        return number
-    if value == 0 and isinstance(value, int | float):
-        return 0.0
-    fix = ""
+    if (number := number_of(value)) is not None:
+        return number or 0.0  # -0.0 is 0.0
+    value, fix = opened(value), ""
     if isinstance(value, dict):
         keys = [str(key) for key, inner in value.items() if isinstance(inner, int | float)]
         fix = f"name the paid parts: --map reward={'+'.join(f'COLUMN.{key}' for key in keys)}" if keys else ""

@@ -55,7 +55,7 @@ PAIRS = PairMaterial(
 MATERIAL = Material(
     rollouts=rollouts(4, completion=["run_tests", "a", "run_tests b", "c"]),
     labels=np.array([1.0, 0.0, np.nan, 0.0]),
-    columns={"judge": [True, 0.25, "no number", None], "text": ["Yes", "0.25", "0", "nan"]},
+    columns={"judge": [True, 0.25, "no number", None], "text": ["Hack", "0.25", "no", "nan"]},
     logprobs=np.array([-1.0, -2.0, -3.0, -4.0]),
     sampled=np.array([-1.0, -1.0, -1.0, -1.0]),
     reference=np.array([-1.0, -2.0, -1.5, -3.0]),

@@ -81,6 +81,31 @@ def test_a_column_that_splits_every_group_is_a_question(name: str, tmp_path: Pat
     assert len(check_log(source, mapping={"group": "prompt"}).groups) == 2
 
 
+def test_single_rollouts_of_several_weights_are_a_question() -> None:
+    """One answer of each of eight checkpoints to each prompt; one of each of eight seeds is a group."""
+    with pytest.raises(InputError, match=r"--map group=checkpoint\+prompt"):
+        check_log(rows(lambda time, i: {"checkpoint": f"step{4 * time + i}"}))
+    log = check_log(sorted(rows(lambda time, i: {"draw": 4 * time + i}), key=lambda row: row["prompt"]))
+    assert [len(group) for group in log.groups] == [8, 8]
+
+
+@pytest.mark.parametrize("gap", [float("nan"), pandas.NA, pandas.NaT, None])
+def test_a_gap_in_a_table_is_no_key_of_a_group(gap: Any) -> None:
+    table = pandas.DataFrame([row | {"uid": gap if i < 4 else f"g{i // 4}"} for i, row in enumerate(ONE)])
+    with pytest.raises(InputError, match="expected a value, found null"):
+        check_log(table, mapping={"group": "uid"})
+
+
+def test_parts_of_a_reward_may_stand_in_texts() -> None:
+    given = [row | {"tests": str(row["reward"]), "style": 0.5} for row in ONE]
+    log = check_log(given, mapping={"reward": "tests*2+style"})
+    assert [one.reward for group in log.groups for one in group] == [2 * row["reward"] + 0.5 for row in ONE]
+    log = check_log(given, mapping={"reward": "tests*2", "passed": "tests>0.5"})
+    assert [one.reward for group in log.groups for one in group] == [2 * row["reward"] for row in ONE]
+    with pytest.raises(InputError, match="a finite number"):
+        check_log([row | {"tests": "many"} for row in given], mapping={"reward": "tests*2+style"})
+
+
 def stepped(*steps: int, size: int = 4) -> Rows:
     """Blocks of one prompt a step, in this order; each answer is another one."""
     return [
@@ -138,7 +163,9 @@ FOLDERS: dict[str, tuple[dict[str, Rows], Any, str]] = {
     "steps": ({"global_step_5/r.jsonl": ONE, "global_step_10/r.jsonl": OTHER}, [4] * 4, ""),
     "validation": ({"rollouts/1.jsonl": ONE, "validation/1.jsonl": OTHER}, [4, 4], "evaluations next to training"),
     "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies of another file"),
-    "twice": ({"a.jsonl": ONE * 2}, [4, 4], "its second half repeats the first"),
+    "twice": ({"a.jsonl": ONE * 2}, [4, 4], "the log is there 2 times"),
+    "three times": ({"a.jsonl": ONE * 3}, [4, 4], "the log is there 3 times"),
+    "a file a model": ({"a.jsonl": ONE[::4], "b.jsonl": OTHER[::4]}, "--map group=file+prompt", ""),
     "metrics": ({"a.jsonl": ONE, "metrics.jsonl": [{"step": 1, "loss": 0.2}]}, [4, 4], "files were left out: metrics"),
     "a split": ({"a.jsonl": rows(lambda time, _: {"split": ("train", "val")[time]})}, [4, 4], "an evaluation next to"),
     "is_train": ({"a.jsonl": rows(lambda time, _: {"is_train": not time})}, [4, 4], "an evaluation next to"),
