@@ -25,7 +25,12 @@ Batch = list[tuple[Array, Array]]  # the groups of one step: rewards (n, k) and 
 
 
 def check_reward(
-    groups: Sequence[Group], terms: Sequence[tuple[str, float]], *, is_guessed: bool, source: str
+    groups: Sequence[Group],
+    terms: Sequence[tuple[str, float]],
+    *,
+    is_guessed: bool,
+    may_be_paid: Sequence[str] = (),
+    source: str,
 ) -> tuple[list[float], str | None, list[str]]:
     """Return (weights of the reward columns, what the loss divided by or None, notes).
 
@@ -33,6 +38,7 @@ def check_reward(
         groups: of the rollouts, with `parts` and `advantage`.
         terms: reward columns with their weights.
         is_guessed: a format named the columns, so that one that never differs within a group is left out.
+        may_be_paid: other columns, guessed to be labels, that trainings pay for as well.
         source: of the log.
 
     Raises:
@@ -49,8 +55,10 @@ def check_reward(
     batches = [batch for batch in batches if any(advantages.any() for _, advantages in batch)]
     scale = next((scale for scale in DIVISORS if _error(batches, scale, np.array(weights)) < EXPLAINED), None)
     if scale is None:
-        several = len(names) > 1
-        which = f"--map reward={'+'.join(f'{name}*WEIGHT' for name in names)}" if several else "--map reward=COLUMN"
+        named = [*names, *may_be_paid]
+        several = len(named) > 1
+        terms_of = named if may_be_paid else [f"{name}*WEIGHT" for name in names]
+        which = f"--map reward={'+'.join(terms_of)}" if several else "--map reward=COLUMN"
         fix = f"{which}{', without those not paid,' * several} or --map advantage=none to leave them out"
         said = "+".join(name if weight == 1 else f"{name}*{weight:g}" for name, weight in terms)
         expected, found = f"advantages that follow from {said}", "advantages of other rewards"

@@ -18,19 +18,22 @@ from typing import Any, NamedTuple
 import orjson
 
 from replay_pools.base.errors import InputError, refuse, unknown_name
+from replay_pools.base.tables import TRUTHS
 
 NO_COLUMN = "none"
 MISSING = object()
 FILE = "file"  # the column of keys that is the file of a row
+PROMPT = "prompt"  # the column of keys that is the prompt of a row, where no column has this name
 EVERY = re.compile(r"every:([1-9]\d*)")
-MARKUP = re.compile(r"\s*(<[|\uff5c]|<s>|<bos>|\[INST\]|<start_of_turn>)")  # begins a rendered prompt
+# Begins a rendered prompt.
+MARKUP = re.compile(r"\s*(<[|\uff5c]|<s>|<bos>|<BOS_TOKEN>|\[INST\]|\[gMASK\]|\[\||<start_of_turn>)")
 # {target: names that columns with it usually have}
 TARGETS = {
     target: tuple(names.split())
     for target, names in {
         "problem": "problem_id prompt_id example_id question_id task_id id index",
         "group": "group_id group group_index uid",
-        "step": "step global_step training_step",
+        "step": "step global_step training_step global_steps train_step trainer_step",
         "system": "system system_prompt system_message",
         "messages": "messages problem_messages raw_prompt conversation",
         "prompt": "prompt question query input problem instruction input_prompt",
@@ -39,13 +42,14 @@ TARGETS = {
         "tools": "tools tool_defs",
         "prompt_ids": "prompt_ids prompt_token_ids prompt_tokens",
         "plen": "plen prompt_len prompt_length",
-        "completion": "completion response output answer generation generated_text output_response text",
+        "completion": "completion response generation generated_text output output_response answer text",
         "reasoning": "reasoning_content thinking",
         "completion_ids": "completion_ids completion_token_ids response_ids response_token_ids response_tokens "
         "output_ids output_token_ids token_ids",
-        "mask": "completion_mask response_mask loss_mask tool_mask",
+        "mask": "completion_mask response_mask loss_mask tool_mask action_mask assistant_mask assistant_masks "
+        "info_mask",
         "comp_len": "comp_len completion_len completion_length response_length",
-        "logprobs": "sampling_logprobs rollout_log_probs completion_logprobs logprobs",
+        "logprobs": "sampling_logprobs rollout_log_probs rollout_logprobs completion_logprobs logprobs",
         "reward": "reward score acc",
         "advantage": "advantage",
         "hacked": "hacked is_hack is_hacked hack is_reward_hack reward_hack exploited",
@@ -62,6 +66,7 @@ TARGETS = {
 PROMPTS = ("messages", "prompt", "rendered", "skipped", "prompt_ids")
 COMPLETIONS = ("completion", "completion_ids")
 KEYS = ("problem", "group")  # several columns may stand for them, as one key
+UNKNOWN_LABEL = -1  # of loggers that have no null
 LABELS = ("hacked", "gt_pass", "fmt_ok", "passed", "hint", "truncated")
 SHARING = "passed"  # the target that may read another one's column
 PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
@@ -86,14 +91,16 @@ WEIGHTS = {
 }
 # Columns of which several values are several policies, or several files: single rollouts of them are kept apart, too.
 APART = WEIGHTS | {
-    *("model_version", "policy_version", "weight_version", "step", "global_step", "iteration", "iter", "epoch", FILE),
+    *("model_version", "policy_version", "weight_version", "step", "global_step", "_step", "update", "round"),
+    *("training_iteration", "iteration", "iter", "epoch", FILE),
 }
 # Columns that name a source of rollouts: one split group is enough to ask. Other columns must split every group.
-SOURCES = APART | {"rollout_id", "split", "phase", "mode", "stage", "seed", "temperature", "top_p"}
+SOURCES = APART | {"rollout_id", "version", "split", "phase", "mode", "stage", "seed", "temperature", "top_p"}
 # A row of rollouts has at least one of these keys. The last line is for writers with nested objects.
-LOOKS_LIKE_ROLLOUTS = {name for target in (*PROMPTS, *COMPLETIONS) for name in TARGETS[target]} | {
+HAVE_ANSWERS = {name for target in ("messages", *COMPLETIONS) for name in TARGETS[target]} | {
     *("traces", "tokens", "responses_create_params", "content", "completions", "responses", "outputs")
 }
+LOOKS_LIKE_ROLLOUTS = HAVE_ANSWERS | {name for target in PROMPTS for name in TARGETS[target]}
 
 
 @dataclass(slots=True)
@@ -117,13 +124,20 @@ class Scan:
             self.first.setdefault(name, value)
             kinds.add(type(value))
             self._note(name, value)
-            for key in SOURCES & value.keys() if isinstance(value, dict) else ():
-                self._note(f"{name}.{key}", value[key])
+            self._note_inner(name, value if name in TEXTS else opened(value))
+
+    def _note_inner(self, name: str, value: Any, depth: int = 2) -> None:
+        """Note the sources of rollouts in an object, and in the objects in it."""
+        for key, inner in value.items() if isinstance(value, dict) and depth else ():
+            if key in SOURCES:
+                self._note(f"{name}.{key}", inner)
+            self._note_inner(f"{name}.{key}", inner, depth - 1)
 
     def _note(self, name: str, value: Any) -> None:
-        if (mark := mark_of(name, value)) is not None:
+        key = name.rpartition(".")[2]
+        if (mark := mark_of(key, value)) is not None:
             known = self.values.setdefault(name, set())
-            if len(known) <= self.MOST_VALUES:
+            if len(known) <= self.MOST_VALUES or key in SOURCES:
                 known.add(mark)
 
 
@@ -171,10 +185,16 @@ def number_of(value: Any) -> float | None:
     """Return a finite number, which may stand in a text of at most 40 characters; None for anything else."""
     if isinstance(value, str):
         try:
-            value = float({"true": "1", "false": "0"}.get(value.lower(), value)) if len(value) < 40 else None
+            value = float(value) if len(value) < 40 else None
         except ValueError:
-            return None
+            value = TRUTHS.get(value.lower())
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def singular(name: str) -> str:
+    """Return the name of one value of a list, if a target has it: `completion` for `completions`."""
+    known = {each for names in TARGETS.values() for each in names}
+    return name[:-1] if name.endswith("s") and name[:-1] in known and name not in known else name
 
 
 class Column(NamedTuple):
@@ -183,18 +203,25 @@ class Column(NamedTuple):
     terms: tuple[tuple[str, float], ...]  # columns with their weights
     above: float | None = None  # a label is whether the value is above it
     is_sum: bool = False  # of numbers, which may stand in texts; else texts are joined
+    has_unknown: bool = False  # -1 is no number of a label with a threshold, but unknown
 
     @property
     def name(self) -> str:
         """The columns, for errors."""
         return "+".join(name for name, _ in self.terms)
 
+    def is_unknown(self, number: float) -> bool:
+        """Return whether a number says that a label is not known."""
+        return self.has_unknown and number == UNKNOWN_LABEL
+
     def value(self, fields: Mapping[str, Any]) -> Any:
         """Return the one value, texts with an empty line between, or the weighted sum of the numbers."""
         if len(self.terms) == 1 and self.terms[0][1] == 1:
             value = look_up(fields, self.terms[0][0])
             number = None if self.above is None else number_of(value)
-            return value if self.above is None or number is None else number > self.above
+            if self.above is None or number is None:
+                return value
+            return None if self.is_unknown(number) else number > self.above
         values = [(look_up(fields, name), weight) for name, weight in self.terms]
         # NaN: this reward function had no say.
         known = [(value, weight) for value, weight in values if value is not None and value == value and value != ""]
@@ -256,12 +283,12 @@ def parse_column(target: str, text: str, scan: Scan, first: Mapping[str, Any]) -
         if target in LABELS and name not in scan.kinds and ">" in name:
             name, _, limit = (piece.strip() for piece in name.rpartition(">"))
             above = _number(limit, f"--map {target}={text}", "COLUMN>NUMBER")
-        is_known = name in scan.kinds or (target in KEYS and name == FILE)
+        is_known = name in scan.kinds or (target in KEYS and name in (FILE, PROMPT))
         if not is_known and look_up(first, name, MISSING) is MISSING:
             where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
             raise unknown_name(where, name, columns_of([first]), expected="a column of the log", fix=fix)
         terms.append((name, _number(number or "1", f"--map {target}={text}", "COLUMN*NUMBER")))
-    return Column(tuple(terms), above, target == "reward")
+    return Column(tuple(terms), above, target == "reward", target != SHARING and (above or 0.0) >= 0)
 
 
 def _number(text: str, where: str, expected: str) -> float:

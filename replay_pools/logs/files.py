@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_python_json
-from replay_pools.logs.columns import LOOKS_LIKE_ROLLOUTS, TEXTS
+from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS, singular
 
 Fields = dict[str, Any]
 MIB = 1 << 20
@@ -27,11 +27,13 @@ LISTED_FILES = 3  # of those left out
 # In a folder, files of these names hold no rollouts.
 OTHER_FILES = re.compile(
     r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state|dataset_info|dataset_dict)"
+    r"|tokenizer|vocab|special_tokens_map|added_tokens|chat_template"  # of a model
     r"|cache-.*"  # written by `datasets` for the result of a map
 )
 EVALUATION = re.compile(r"(?:^|[_.-])(eval|evals|evaluation|val|valid|validation|test|dev)(?:[_.-]|$)", re.I)
 # A file or folder of one training step, as `completions_00010.parquet`, `global_step_3` or verl's `7.jsonl`.
 STEP = re.compile(r"(?:^|[/_.-])(?:step|iter|iteration|epoch|update|rollout|completions)s?[_-]?(\d+)(?=[/_.-]|$)", re.I)
+PACKED = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|arrow)\.\w+$")
 LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object that may hold the rollouts
 
 
@@ -109,7 +111,11 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
     if not paths:
         expected = f"a file of rollouts ({', '.join(KINDS)})"
         raise InputError(source, expected=expected, found=_listed(others, inside) or "an empty folder")
+    packed = [path for path in others if PACKED.search(path.name)]
+    others = [path for path in others if path not in packed]
     notes = [f"files were left out: {_listed(others, inside)}"] if others else []
+    if packed:
+        notes.append(f"caution: packed files were left out, unpack them: {_listed(packed, inside)}")
     if evaluations:
         notes.append(f"caution: evaluations next to training were left out: {_listed(evaluations, inside)}")
     if copies:
@@ -165,7 +171,8 @@ def _rows_in_memory(given: Any) -> Rows:
         items = lambda: source  # noqa: E731
     else:
         expected = "a path, a list of dicts, a DataFrame or a Dataset"
-        raise InputError("rows", expected=expected, found=type(source).__name__)
+        fix = "pass one of its parts" if isinstance(given, dict) else ""
+        raise InputError("rows", expected=expected, found=type(source).__name__, fix=fix)
 
     def read() -> Iterator[Row]:
         for number, item in enumerate(items()):
@@ -237,8 +244,8 @@ def _unpacked(path: Path) -> Iterator[Any]:
         if start[:1] == b"\x80":
             fix = "write its rows as JSON lines, or as plain values by torch.save (.pt): reading a pickle runs its code"
             raise InputError(path, expected="JSON lines", found="a pickle", fix=fix)
-        if start.startswith(b"PK\x03\x04"):
-            raise InputError(path, expected="JSON lines", found="a zip archive", fix="unpack it")
+        if packing := next((name for mark, name in OTHER_PACKINGS.items() if start.startswith(mark)), None):
+            raise InputError(path, expected="JSON lines", found=packing, fix="unpack it")
         opens = next((opens for mark, opens in PACKINGS.items() if start.startswith(mark)), None)
         file = stored if opens is None else opens(stored)
         try:
@@ -266,6 +273,9 @@ PACKINGS: dict[bytes, Callable[[Any], Any]] = {
 }
 
 
+OTHER_PACKINGS = {b"PK\x03\x04": "a zip archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
 def _parse(line: bytes) -> Any:
     """Return the value of a JSON text, or its error."""
     try:
@@ -284,7 +294,11 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 expected = f"lines of at most {MAX_DOCUMENT // MIB} MiB"
                 raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
             if line.strip():
-                yield f" line {number}", _parse(line.strip())
+                value = _parse(line.strip())
+                if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+                    yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
+                else:
+                    yield f" line {number}", value
         else:
             return
     yield from _json(path)
@@ -341,10 +355,11 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
     if columns := _columns(value):
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
-    named = [name for name in LISTS if name in names] or names
-    if not named or ({*named} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
+    with_answers = [name for name in names if HAVE_ANSWERS & value[name][0].keys()]
+    named = with_answers or [name for name in LISTS if name in names] or names
+    if not named or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
         return [value]
-    if len(named) > 1 and named[0] not in LISTS:
+    if len(named) > 1 and (with_answers or named[0] not in LISTS):
         found = f"lists {', '.join(named)}"
         raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
@@ -353,7 +368,7 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
 
 def _columns(value: Fields) -> dict[str, list[Any]]:
     """Return the columns of a table that is one object of them, as DataFrames write it; empty: it is none."""
-    columns = {name: [*inner.values()] if isinstance(inner, dict) else inner for name, inner in value.items()}
+    columns = {singular(name): [*inner.values()] if isinstance(inner, dict) else inner for name, inner in value.items()}
     texts = [column for name, column in columns.items() if name in TEXTS and isinstance(column, list)]
     if not texts or len(texts[0]) < 2 or isinstance(texts[0][0], dict | int):  # one rollout has messages and ids
         return {}
@@ -383,6 +398,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     for start in range(0, num_rows, BATCH_ROWS):
         with _damage_is_refused(path, "a Parquet file"):
             table = polars.scan_parquet(path).slice(start, BATCH_ROWS).collect()
+            table = table.cast({polars.selectors.decimal(): polars.Float64})
         for number, row in enumerate(table.iter_rows(named=True), start):
             yield f" row {number}", row
 
@@ -406,6 +422,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         data = file.read()
         first = data.partition(b"\n")[0].decode(errors="replace")
         table = polars.read_csv(data, separator=max(",;\t", key=first.count), infer_schema=False)
+        table = table.rename({name: name.strip() for name in table.columns if name.strip()})
         if twice := [name.partition("_duplicated_")[0] for name in table.columns if "_duplicated_" in name]:
             raise InputError(path, expected="columns of different names", found=f"{', '.join(twice)} twice")
         for name in table.columns:

@@ -10,10 +10,10 @@ from itertools import groupby
 from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
-from replay_pools.logs.columns import NO_COLUMN, PROMPTS, TARGETS, Scan, opened
+from replay_pools.logs.columns import NO_COLUMN, PAID, PROMPTS, TARGETS, Scan, opened, singular
 from replay_pools.logs.files import STEP, Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
-from replay_pools.pool import LabelNote
+from replay_pools.pool import CAUTION, LabelNote
 
 GENERAL = "columns"  # the format of any other log
 BY_BLOCKS = "blocks"  # the group of a format that names none: blocks of rows with one prompt
@@ -140,6 +140,10 @@ def _trl(scan: Scan) -> Settled:
     numbers = [name for name, kinds in scan.kinds.items() if name not in reserved and kinds and kinds <= {int, float}]
     if rewards := ["reward"] if "reward" in numbers else numbers:
         mapping["reward"] = "+".join(rewards)
+        labels = [name for target in PAID for name in TARGETS[target] if scan.kinds.get(name, {str}) <= {int, float}]
+        if labels and rewards == numbers:
+            said = f"{', '.join(labels)} is taken for a label, and may be paid as well"
+            notes.append(LabelNote(f"{CAUTION}{said} (--map reward={'+'.join([*labels, *rewards])})"))
     if str in scan.kinds.get("prompt", ()) and not isinstance(opened(scan.first["prompt"]), list):
         mapping["rendered"] = "prompt"
         notes.append("prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)")
@@ -158,7 +162,7 @@ STRICT, LOOSE = "is_reward_hack_strict", "is_reward_hack_loose"
 
 def _verl(fields: Fields) -> Iterator[Fields]:
     """Return the row with the part of `uid` before session and index, which its group shares."""
-    if (fields.get("num_turns") or 0) > 2:
+    if (fields.get("num_turns") or 0) > 2 or "\nassistant\n" in str(fields.get("output")):
         raise SkipRow("several turns in one text, without a mask")
     if not isinstance(fields.get("uid"), str):  # the legacy trainer
         yield fields
@@ -192,29 +196,51 @@ def _one_scorer(scan: Scan) -> Settled:
 # Any other log; a row with lists of completions and rewards is one group.
 
 ANSWERS = ("completions", "responses", "outputs", "completion_ids", "response_ids")
+ONE_ANSWER = ("completion", "response", "output", "generation")
 
 
 def _exploded(fields: Fields) -> Iterator[Fields]:
     """Return a row with a list of answers as one row each: every list of their number is one of them."""
     answers = [name for name in ANSWERS if _is_several(opened(fields.get(name)), name)]
+    rewards = [opened(fields.get(name)) for target in TARGETS["reward"] for name in (target, f"{target}s")]
+    has_one = any(isinstance(each, bool | int | float) for each in rewards) and not any(
+        isinstance(each, list | dict) for each in rewards
+    )
+    has_answer = any(fields.get(name) is not None for name in ONE_ANSWER) or any(
+        name.endswith("_ids") and opened(fields.get(name)) and name not in answers for name in ANSWERS
+    )
+    if has_one and has_answer:  # a list of something else
+        answers = []
     if not answers:
         yield fields
         return
     num = len(opened(fields[answers[0]]))
+    if has_one:
+        expected, found = "a reward of each answer", f"one of {num}"
+        raise InputError(answers[0], expected=expected, found=found, fix="log one answer a row")
     prompts = {name for target in PROMPTS for name in TARGETS[target]}
     lists, others = dict[str, list[Any]](), dict[str, Any]()
     for name, stored in fields.items():
-        value = stored if name in prompts else opened(stored)
+        value = stored if name in prompts else _in_rows(opened(stored), num)
         is_prompt = name in prompts and not (name.endswith("_ids") and _is_several(value, name))
         is_list = isinstance(value, list) and not is_prompt
-        if is_list and len(value) != num and (name in ANSWERS or _singular(name) != name):
+        if is_list and len(value) != num and (name in ANSWERS or singular(name) != name):
             listed = f"{answers[0]} {num}, {name} {len(value)}"
             raise InputError("lists", expected="lists of one length", found=listed)
         (lists if is_list and len(value) == num else others)[name] = value
     shares_prompt = not prompts & lists.keys()
     for values in zip(*lists.values(), strict=True):
-        one = {_singular(name): value for name, value in zip(lists, values, strict=True)}
+        one = {singular(name): value for name, value in zip(lists, values, strict=True)}
         yield others | one | ({BLOCK: None} if shares_prompt else {})
+
+
+def _in_rows(value: Any, num: int) -> Any:
+    """Return an object of lists of `num` values as a list of objects; any other value unchanged."""
+    if not isinstance(value, dict) or not value:
+        return value
+    if not all(isinstance(column, list) and len(column) == num for column in value.values()):
+        return value
+    return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
 
 
 def _is_several(value: Any, name: str) -> bool:
@@ -223,11 +249,6 @@ def _is_several(value: Any, name: str) -> bool:
         return False
     is_one = isinstance(value[0], dict) or (name.endswith("_ids") and not isinstance(value[0], list))
     return not (is_one or isinstance(value[0], int))
-
-
-def _singular(name: str) -> str:
-    known = {each for names in TARGETS.values() for each in names}
-    return name[:-1] if name.endswith("s") and name[:-1] in known and name not in known else name
 
 
 def _general(scan: Scan) -> Settled:
@@ -239,6 +260,7 @@ def _general(scan: Scan) -> Settled:
 
 
 COUNTS_GROUPS = ("teacher-pool", "substrate", "logged")  # formats in which a step is the number of a group
+NUMBERS_ANEW = ("verifiers", "inspect")  # formats whose problems are numbers of one environment, of several in a log
 PAYS_AS_WE = (*COUNTS_GROUPS, "vgrout-run")  # formats with rewards of our grader, or of the one that it follows
 FORMATS = (
     Format(

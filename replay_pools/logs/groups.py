@@ -12,13 +12,14 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 
 from replay_pools.base.errors import Faults, InputError
-from replay_pools.logs.columns import APART, EVERY, PROMPTS, SOURCES, WEIGHTS
+from replay_pools.logs.columns import APART, EVERY, FILE, PROMPTS, SOURCES, TARGETS
 from replay_pools.logs.formats import BY_BLOCKS
 from replay_pools.logs.rollouts import Facts
 from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
 FEW = 0.1  # of the rollouts
+PROMPT_NAMES = {name for target in PROMPTS for name in TARGETS[target]}
 Group = list[Facts]
 Key = Callable[[Facts], Hashable]
 
@@ -116,10 +117,17 @@ def _key(
 
 
 def _is_row_number(facts: Sequence[Facts], target: str) -> bool:
-    """Return whether no two rows of a step of a file share the value, although rows of one do share prompts."""
-    places = attrgetter("file", "step")
-    num_values = len({(places(row), getattr(row, target)) for row in facts})
-    return num_values == len(facts) and len({(places(row), row.prompt_key) for row in facts}) < len(facts)
+    """Return whether no two rows of a step of a file share the value, although rows of one do share prompts.
+
+    Where all prompts stand in blocks of rows, also whether no two rows of a block share it: it starts again in each
+    pass over the prompts.
+    """
+    places, value = attrgetter("file", "step"), attrgetter(target)
+    num_values = len({(places(row), value(row)) for row in facts})
+    if num_values == len(facts) and len({(places(row), row.prompt_key) for row in facts}) < len(facts):
+        return True
+    blocks = [[*block] for _, block in groupby(facts, key=attrgetter("file", "step", "prompt_key"))]
+    return min(map(len, blocks)) > 1 and all(len({*map(value, block)}) == len(block) for block in blocks)
 
 
 def _by_key(facts: Sequence[Facts], key: Key) -> list[Group]:
@@ -133,16 +141,20 @@ def _has_several_prompts(group: Group) -> bool:
     return len({row.prompt_key for row in group}) > 1
 
 
-def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Mapping[str, str], source: str) -> None:
+def check_comparable(
+    groups: Sequence[Group], names: Sequence[str], mapping: Mapping[str, str], base: str, source: str
+) -> None:
     """Ask whether rollouts may be compared that a column tells apart: another model, step, run or file.
 
     It is asked of a column that splits groups into equal parts of two rollouts at least: such parts were groups. Parts
-    of other weights or files may be single rollouts, those of other weights of several sizes.
+    of other weights or files may be single rollouts, those of other weights of several sizes. A column with a name of
+    prompts is asked about if it splits any group.
 
     Args:
         groups: by prompts or problems.
         names: columns of `Facts.marks`.
         mapping: {target: column}.
+        base: the prompt's name in `--map group`.
         source: of the log.
 
     Raises:
@@ -154,32 +166,38 @@ def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Map
         split = [parts for parts in counts if len(parts) > 1]
         key = name.rpartition(".")[2]
         are_parts = key in APART or all(min(parts.values()) > 1 for parts in split)
-        is_equal = key in WEIGHTS or all(len({*parts.values()}) == 1 for parts in split)
+        is_equal = key in APART - {FILE} or all(len({*parts.values()}) == 1 for parts in split)
         values = {value for parts in counts for value in parts}
         is_source = key in SOURCES
         is_everywhere = len(split) == len(larger) >= FEWEST_GROUPS and not values <= {0, 1}
-        if not (split and are_parts and is_equal and (is_source or is_everywhere)):
+        is_prompt = name in PROMPT_NAMES and "problem" not in mapping
+        if not split or not (is_prompt or (are_parts and is_equal and (is_source or is_everywhere))):
             continue
-        base = mapping.get("problem") or next(mapping[target] for target in PROMPTS if target in mapping)
         apart = "+".join([*([mapping["step"]] if "step" in mapping else []), name, base])
         fix = f"--map group={apart} keeps them apart, --map group={base} compares them"
         if "step" not in mapping and all(isinstance(value, int) for value in values):
             fix = f"--map step={name} if it counts steps of a training; else {fix}"
+        if is_prompt:
+            fix = f"--map prompt={base}+{name} if the model saw both; else {fix}"
         expected = f"rollouts of one `{name}` in a group"
         found = f"{len(values)} values in {len(split)} of {len(larger)} groups of equal prompts"
         raise InputError(f"{source} {name}", expected=expected, found=found, fix=fix)
 
 
-def check_together(groups: Sequence[Group], facts: Sequence[Facts], mapping: Mapping[str, str], source: str) -> None:
+def check_together(
+    groups: Sequence[Group], facts: Sequence[Facts], mapping: Mapping[str, str], base: str, source: str
+) -> None:
     """Ask whether rows of one group that lie in several blocks are of several steps: epochs, or a step that ran again.
 
-    It is asked where all blocks have one size of two at least, and rows of other prompts (of other steps, if steps are
-    known) lie between the blocks of a group.
+    It is asked where rows of other prompts (of other steps, if steps are known) lie between the blocks of a group, and
+    half of all blocks or more have one size of two at least, or a multiple of it: rows may be missing, and a prompt
+    may end one epoch and begin the next.
 
     Args:
         groups: by prompts or problems.
         facts: of all rollouts, in the order of the log.
         mapping: {target: column}.
+        base: the prompt's name in `--map group`.
         source: of the log.
 
     Raises:
@@ -194,17 +212,18 @@ def check_together(groups: Sequence[Group], facts: Sequence[Facts], mapping: Map
 
     blocks = [[0, *(i for i, pair in enumerate(pairwise(group), 1) if lie_apart(*pair))] for group in groups]
     ends = zip(blocks, map(len, groups), strict=True)
-    sizes = {end - start for starts, length in ends for start, end in pairwise([*starts, length])}
+    sizes = Counter(end - start for starts, length in ends for start, end in pairwise([*starts, length]))
     several = sum(len(starts) > 1 for starts in blocks)
-    if not several or len(sizes) > 1 or min(sizes) < 2:
+    size = sizes.most_common(1)[0][0]
+    whole = sum(count for each, count in sizes.items() if each % size == 0)
+    if not several or size < 2 or 2 * whole < sizes.total():
         return
-    (size,) = sizes
-    base = mapping.get("problem") or next(mapping[target] for target in PROMPTS if target in mapping)
-    unit, fix = "prompts", f"--map group=every:{size} keeps them apart, --map group={base} compares them"
+    apart = f"--map group=every:{size}" if whole == sizes.total() else "--map step=COLUMN, one that counts them,"
+    unit, fix = "prompts", f"{apart} keeps them apart, --map group={base} compares them"
     if "step" in mapping:
         unit, step = "steps", mapping["step"]
         fix = f"if steps ran again, delete the rows of the first run; --map group={step}+{base} compares them"
-    found = f"{several} of {len(groups)} groups in blocks of {size} rows, with rows of other {unit} between"
+    found = f"{several} of {len(groups)} groups in several blocks ({size} rows), with rows of other {unit} between"
     raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
 
 
@@ -248,6 +267,16 @@ def without_unrewarded(groups: Sequence[Group], source: str) -> tuple[list[Group
         raise InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix=fix)
     sentence = f"{num_rows - num_kept} of {num_rows} rows have no reward and were left out, and their groups lack them"
     return [group for group in kept if group], [f"{CAUTION}{sentence}"] if num_kept < num_rows else []
+
+
+def without_failures(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
+    """Return (groups, notes) without the rollouts that failed, which were compared with the others in training."""
+    kept = [[row for row in group if not row.is_left_out] for group in groups]
+    larger = [group for group in kept if len(group) > 1]
+    if not larger or any(len(group) < 2 for group in groups):
+        return [group for group in kept if group], []
+    alone = sum(len(group) == 1 for group in kept)
+    return larger, [f"{CAUTION}groups of one rollout were left out ({alone} groups)"] if alone else []
 
 
 def group_cautions(groups: Sequence[Group]) -> list[str]:

@@ -18,12 +18,26 @@ from replay_pools.base.files import locked
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import check_reward
-from replay_pools.logs.columns import EVERY, FILE, Scan, choose_columns, parse_column, parts_of
+from replay_pools.logs.columns import (
+    EVERY,
+    FILE,
+    NO_COLUMN,
+    PAID,
+    PROMPT,
+    PROMPTS,
+    SOURCES,
+    TARGETS,
+    Scan,
+    choose_columns,
+    parse_column,
+    parts_of,
+)
 from replay_pools.logs.files import Fields, Rows, SkipRow, read_rows
 from replay_pools.logs.formats import (
     BY_BLOCKS,
     COUNTS_GROUPS,
     GENERAL,
+    NUMBERS_ANEW,
     PAYS_AS_WE,
     Format,
     flat_rows,
@@ -39,6 +53,7 @@ from replay_pools.logs.groups import (
     group_cautions,
     group_rollouts,
     name_problems,
+    without_failures,
     without_unrewarded,
 )
 from replay_pools.logs.padding import endings_of
@@ -124,29 +139,36 @@ def check_log(
     chosen, guessed, more = choose_columns(scan, known, given)
     notes = [*rows.notes, *notes, *more]
     used = {name for text in chosen.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
-    reader = _reader(chosen, guessed, scan, first, used, faults)
-    if skip_bad and EVERY.fullmatch(chosen.get("group", "")):
-        fix = "mend them: blocks of rows, group=every:N, are other groups without them"
-        raise InputError(f"--skip-bad {skip_bad}", expected="groups by a column", found="blocks of rows", fix=fix)
+    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
+    reader = _reader(chosen, guessed, scan, first, used | declined, faults)
     checked = as_rollouts(rows, reader, faults, skip_bad)
-    if unused := [name for name in scan.first if name not in {*used, *STATUS, *reader.evaluations}]:
+    if skip_bad and checked.left_out and (EVERY.fullmatch(group := chosen.get("group", "")) or group == BY_BLOCKS):
+        fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
+        faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found="blocks of rows", fix=fix)
+    said = " ".join(checked.notes)
+    used |= {name for name in (*STATUS, *reader.evaluations) if f"`{name}`" in said}
+    if unused := [name for name in scan.first if name not in used]:
         notes.append(f"columns that were not used: {', '.join(unused)}")
     notes += checked.notes
     for error in missing_columns(reader, checked.facts, first, rows.source) if scan.num_rows else ():
         faults.note(error, error.expected)
     _raise(faults, kind, rows.source, is_recognised=format_name is None)
-    if not checked.facts:
+    if all(one.is_left_out for one in checked.facts):
         found = "; ".join(checked.notes) or "none"
         raise InputError(rows.source, expected=f"rollouts of format {kind.name}", found=found)
     chosen, more = block_mapping(chosen, checked.facts)
     notes += more
-    groups, more = group_rollouts(checked.facts, chosen, guessed, faults)
+    unsure = guessed | ({"problem"} - given.keys() if kind.name in NUMBERS_ANEW else set())
+    groups, more = group_rollouts(checked.facts, chosen, unsure, faults)
     _raise(faults, kind, rows.source, is_recognised=format_name is None)
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
-        check_comparable(groups, reader.marks, chosen, rows.source)
-        check_together(groups, checked.facts, chosen, rows.source)
+        base = _prompt_of(chosen, scan)
+        check_comparable(groups, reader.marks, chosen, base, rows.source)
+        check_together(groups, checked.facts, chosen, base, rows.source)
     notes += [*more, *_source_notes(checked.facts, scan, kind)]
     chosen, groups, scale, more = _rewarded(groups, chosen, reader, given, rows.source)
+    groups, left = without_failures(groups)
+    more += left
     rewards = [one.reward for group in groups for one in group if one.reward is not None]
     least = least_reward({*rewards}, is_ours=kind.name in PAYS_AS_WE)
     if least is not None and "passed" not in chosen:
@@ -163,6 +185,12 @@ def check_log(
         scale_rewards=scale,
         notes=[*notes, *more, *group_cautions(groups)],
     )
+
+
+def _prompt_of(mapping: Mapping[str, str], scan: Scan) -> str:
+    """Return what the prompts of a group are called in `--map group`."""
+    columns = [mapping[target] for target in PROMPTS if target in mapping]
+    return PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
 
 
 def _scanned(rows: Rows) -> tuple[Scan, Fields]:
@@ -192,8 +220,13 @@ def _reader(
         except InputError as error:
             if scan.num_rows:  # else the file has a fault that says more
                 faults.note(error, ("column", target))
-    few = min(Scan.MOST_VALUES, max(2, scan.num_rows // 2))
-    marks = tuple(name for name, values in scan.values.items() if name not in used and 2 <= len(values) <= few)
+    free = {name for name in scan.values if name not in used} | {mapping.get("env"), mapping.get("env_mode")}
+    half, few = max(2, scan.num_rows // 2), Scan.MOST_VALUES
+    marks = tuple(
+        name
+        for name, values in scan.values.items()
+        if name in free and 2 <= len(values) <= (half if name.rpartition(".")[2] in SOURCES else min(half, few))
+    )
     return Reader(columns, frozenset(guessed), marks, evaluations_of(scan.values))
 
 
@@ -228,7 +261,10 @@ def _rewarded(
     terms = reader.columns["reward"].terms
     scale, is_guessed = None, "reward" not in given
     if "advantage" in mapping:
-        weights, scale, more = check_reward(groups, terms, is_guessed=is_guessed, source=source)
+        may_be_paid = [one.name for target, one in reader.columns.items() if target in PAID and target not in given]
+        weights, scale, more = check_reward(
+            groups, terms, is_guessed=is_guessed, may_be_paid=may_be_paid if is_guessed else (), source=source
+        )
         notes += more
         if weights != [weight for _, weight in terms]:
             mapping = mapping | {
@@ -299,7 +335,8 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
         vocabulary=vocabulary,
         endings=endings_of(vocabulary),
         limit=limit,
-        cuts_echo=all(one.echoes for group in log.groups for one in group),
+        cuts_echo=_is_echoed(log),
+        thinks=sum(one.thinks for group in log.groups for one in group) * 2 > sum(map(len, log.groups)),
     )
     writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
     faults, summary, skipped = Faults(), _Summary(), dict[str, int]()
@@ -318,6 +355,12 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
     notes = [f"{CAUTION}left out: {reason}" for reason in lost]
     writer.header |= summary.header() | _tokens_header(log, tokeniser, notes)
     return writer.finish()
+
+
+def _is_echoed(log: CheckedLog) -> bool:
+    """Return whether all completions begin with their prompts, and not by chance."""
+    echoes = {one.echoes for group in log.groups for one in group}
+    return max(echoes) == 2 and 0 not in echoes
 
 
 def _rollouts_by_group(

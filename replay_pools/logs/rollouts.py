@@ -5,6 +5,7 @@ Every fault is named: a missing or wrong value is never guessed.
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -14,22 +15,24 @@ from typing import Any
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.tables import TRUTHS
 from replay_pools.base.terminal import report
-from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPTS, Column, look_up, mark_of, number_of
+from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPT, PROMPTS, Column, look_up, mark_of, number_of
 from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
 from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, is_plain
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
 NEEDED = {"prompt": PROMPTS, "completion": (*COMPLETIONS, "turns")}  # every rollout has one of these fields
-SHORTEST_ECHO = 8  # characters of a prompt that an answer may begin with by chance
+SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
+THINKS = "<think>"  # begins the reasoning of most models that reason
+_PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
 LISTED_COLUMNS = 20
 LEAST_REPEATED = 4  # rows of a log that may be there twice
 FAILURES = {"aborted", "abort", "failed", "failure", "error", "errored", "cancelled", "canceled", "timeout"}
-EVALUATIONS = {"eval", "evaluation", "val", "valid", "validation", "test", "dev"}
-TRAININGS = {"train", "training"}
+EVALUATIONS = re.compile(r"(.*[_-])?(eval|evaluation|val|valid|validation|test|dev)", re.I)
 SPLITS = ("split", "phase", "mode", "partition", "subset", "stage", "data_split")  # columns that may tell both apart
 # {column of truths: its value in an evaluation}
-IS_EVALUATION = dict.fromkeys(("is_eval", "is_evaluation", "is_validation", "validate", "evaluation"), True)
+IS_EVALUATION = dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), True)
+IS_EVALUATION |= dict.fromkeys(("eval", "validate", "validation", "evaluation"), True)
 IS_EVALUATION |= dict.fromkeys(("is_train", "is_training"), False)
 
 
@@ -43,7 +46,9 @@ class Facts:
     prompt_key: int = 0  # 64 bits of a hash, the same for the same prompt
     answer_key: int | None = None  # the same of the completion's text
     row_key: int = 0  # the same of the whole row
-    echoes: bool = False  # the completion begins with the prompt
+    is_left_out: bool = False  # it failed: its group was compared with it, and goes on without it
+    echoes: int = 0  # 1: the completion begins with the prompt; 2: with one that is too long for chance
+    thinks: bool = False  # the completion begins with reasoning
     reward: float | None = None
     parts: tuple[float | None, ...] = ()  # the reward is the weighted sum of these columns
     advantage: float | None = None
@@ -95,19 +100,20 @@ class Reader:
     )  # {column: its values of rows that are no training}
 
     def read(self, row: Row, faults: Faults) -> Fields:
-        """Return the fields of a row; a value of the wrong kind goes to `faults`.
+        """Return the fields of a row, with `failure` if it holds no rollout to train on: why, in a sentence.
+
+        A value of the wrong kind goes to `faults`.
 
         Raises:
-            SkipRow: the row holds no rollout to train on.
+            SkipRow: the row is an evaluation.
         """
-        self._check_status(row.fields)
+        self._check_split(row.fields)
         values, wrong = dict[str, Any](), set[str]()
+        values["failure"] = self._failure(row.fields)
         for target, column in self.columns.items():
             if target in KEYS:
                 names = [name for name, _ in column.terms]
-                parts = [
-                    row.file if name == FILE and FILE not in row.fields else look_up(row.fields, name) for name in names
-                ]
+                parts = [self._key(row, name) for name in names]
                 is_missing = any(part is None or part != part for part in parts)  # NaN: of a table with a gap
                 values[target] = None if is_missing else tuple(map(str, parts))
                 if is_missing:
@@ -121,6 +127,9 @@ class Reader:
                 continue
             try:
                 read = READERS[target](value)
+            except SkipRow as reason:
+                values["failure"] = values["failure"] or str(reason)
+                continue
             except InputError as error:
                 wrong.add(target)
                 self._refuse(row, target, error, faults)
@@ -133,20 +142,33 @@ class Reader:
         try:
             _place_turns(values, has_completion="completion" in self.columns)
             _place_mask(values)
+        except SkipRow as reason:
+            values["failure"] = values["failure"] or str(reason)
         except InputError as error:
             target = str(error.where)
             faults.note(error.at(f"{row.where} {target}"), target)
-        self._check_needed(row, values, faults)
+        if values["failure"] is None:
+            self._check_needed(row, values, faults)
         return values
 
     @cached_property
     def _used(self) -> set[str]:
         return {name for column in self.columns.values() for name, _ in column.terms}
 
-    def _check_status(self, row: Fields) -> None:
+    @staticmethod
+    def _key(row: Row, name: str) -> Any:
+        """Return a part of a key: the value of a column, else the file, or PROMPT for the prompt, known later."""
+        others = {FILE: row.file, PROMPT: _PROMPT_KEY}
+        return others[name] if name in others and name not in row.fields else look_up(row.fields, name)
+
+    def _failure(self, row: Fields) -> str | None:
+        """Return why a row is no rollout to train on; None if its columns do not say it."""
         for name, is_failure in STATUS.items():
             if name in row and name not in self._used and is_failure(row[name]):
-                raise SkipRow(f"`{name}` says that it is no rollout to train on; drop the column to keep it")
+                return f"`{name}` says that it is no rollout to train on; drop the column to keep it"
+        return None
+
+    def _check_split(self, row: Fields) -> None:
         for name, values in self.evaluations.items():
             if mark_of(name, row.get(name)) in values and name not in self._used:
                 raise SkipRow(f"an evaluation next to training (`{name}`)")
@@ -164,7 +186,7 @@ class Reader:
         """Refuse a row without prompt or completion, where the log has columns of them."""
         lacking = [what for what, names in NEEDED.items() if all(values.get(name) is None for name in names)]
         for what in lacking:
-            if any(target in self.columns for target in NEEDED[what]):
+            if any(target in self.columns for target in NEEDED[what]) or "mask" in self.columns:
                 fix = "--skip-bad N leaves out at most N such rows"
                 faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none", fix=fix)
         if lacking or any(values.get(name) is not None for name in ("rendered", "skipped", "prompt_ids")):
@@ -175,7 +197,8 @@ class Reader:
             expected, found = "a prompt with text", "an empty message at its end"
             self._refuse(row, target, InputError("", expected=expected, found=found), faults)
         if last["role"] == "assistant":
-            fix = "--map completion=none takes that message for the completion"
+            fix = "--map completion=none takes that message for the completion; if it was begun for the policy, log "
+            fix += "prompt_ids or the rendered prompt (--map rendered=COLUMN)"
             expected, found = "a prompt without its answer", "a turn of the assistant at its end"
             self._refuse(row, target, InputError("", expected=expected, found=found, fix=fix), faults)
 
@@ -190,7 +213,8 @@ _FACTS = ("reward", "parts", "advantage", "hacked", "gt_pass", "step", "problem"
 
 
 def _is_message(value: Any) -> bool:
-    is_text = isinstance(value, str) and value.strip().lower() not in ("", "none", "null")
+    word = value.strip().lower() if isinstance(value, str) else ""
+    is_text = word not in ("", "none", "null", "nan") and not _is_false(word)
     return is_text or value is True or (isinstance(value, dict | list) and bool(value))
 
 
@@ -265,12 +289,14 @@ def _place_mask(values: Fields) -> None:
     if mask is None or (ids is None and all(mask)):
         return
     if ids is None:
-        fix = "log completion_ids, or --map mask=none"
-        raise InputError("mask", expected="the ids that it masks", found="text alone", fix=fix)
+        raise InputError("mask", expected="the ids that it masks", found="text alone", fix="log completion_ids")
     if prompt is not None and len(mask) == len(prompt) + len(ids) != len(ids):
         mask = mask[len(prompt) :]
+    if len(ids) > len(mask) + 1 and len({*ids[len(mask) :]}) == 1:  # padding
+        mask = [*mask, *[False] * (len(ids) - len(mask))]
     if len(mask) != len(ids):
-        raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix="--map mask=none")
+        fix = "--map mask=none" if all(mask) else "log one an id: without it, ids of tools would count as sampled"
+        raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
     start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
     if start and prompt is None and values.get("messages") is not None:
         expected, found = "a completion that begins with a sampled id", f"{start} others"
@@ -287,7 +313,10 @@ def _place_mask(values: Fields) -> None:
             value if is_sampled else 0.0 for value, is_sampled in zip(logprobs[start:stop], kept, strict=True)
         ]
     if start:
-        values["prompt_ids"] = [*(prompt or []), *ids[:start]]
+        # The ids may begin with those of the prompt, which may be padded in its own column.
+        padding = (prompt or [])[: -min(start, len(prompt or []))]
+        is_prompt = prompt is not None and prompt == [*padding, *ids[:start]] and len({*padding}) < 2
+        values["prompt_ids"] = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]]
         values["plen"] = None
     values |= {"completion_ids": ids[start:stop], "mask": kept, "comp_len": None}
 
@@ -324,14 +353,18 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
             continue
         except InputError as error:
             wrong.note(error, "line")
-        if wrong:
+        if failure := values.get("failure"):
+            skipped[failure] += 1
+            if wrong:
+                continue
+        elif wrong:
             bad.append(row.where)
             of_bad.take(wrong)
             continue
         key = repr(row.fields)
         whole.update(key.encode(errors="replace"))
         one = _facts(number, row, values, shared)
-        one.row_key = _digest(key)
+        one.row_key, one.is_left_out = _digest(key), bool(failure)
         one.marks = tuple(
             row.file if name == FILE else mark_of(name.rpartition(".")[2], look_up(row.fields, name))
             for name in reader.marks
@@ -355,17 +388,23 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
 def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Facts:
     text, turns = values.get("completion"), values.get("turns")
     prompt = (values.get("prompt_ids") or [])[-(values.get("plen") or 0) :]  # the last `plen`, if known
+    prompt_key = _digest([values.get(name) for name in ("rendered", "messages", "skipped", "tools")] + [prompt])
     kept = {name: values[name] for name in _FACTS if values.get(name) is not None}
-    for name in ("parts", "problem", "group"):  # that rows of one group share
+    for name in KEYS:
+        if name in kept:
+            kept[name] = tuple(f"prompt-{prompt_key:016x}" if part == _PROMPT_KEY else part for part in kept[name])
+    for name in ("parts", *KEYS):  # that rows of one group share
         if name in kept:
             kept[name] = shared.setdefault(kept[name], kept[name])
+    echo = echo_of(values)
     return Facts(
         number=number,
         file=shared.setdefault(row.file, row.file),
         where=row.where,
-        prompt_key=_digest([values.get(name) for name in ("rendered", "messages", "skipped")] + [prompt]),
+        prompt_key=prompt_key,
         answer_key=None if text is None and turns is None else _digest(text or turns),
-        echoes=echo_of(values) is not None,
+        echoes=0 if echo is None else 1 + (echo >= SHORTEST_ECHO or text is None),
+        thinks=text is not None and text.lstrip().startswith(THINKS),
         **kept,
     )
 
@@ -378,11 +417,10 @@ def echo_of(values: Mapping[str, Any]) -> int | None:
     """Return how long the prompt is with which a completion begins, in characters or ids; None without one."""
     prompt, ids = values.get("prompt_ids"), values.get("completion_ids")
     if ids:
-        return len(prompt) if prompt and len(prompt) < len(ids) and ids[: len(prompt)] == prompt else None
+        return len(prompt) if prompt and ids[: len(prompt)] == prompt else None
     messages, answer = values.get("messages"), values.get("completion")
     text = values.get("rendered") or (messages[-1]["content"] if messages else "")
-    is_echo = answer and len(text.strip()) >= SHORTEST_ECHO and answer.startswith(text) and len(answer) > len(text)
-    return len(text) if is_echo else None
+    return len(text) if text and answer and answer.startswith(text) else None
 
 
 def _without_repeats(facts: list[Facts]) -> tuple[list[Facts], list[str]]:
@@ -406,8 +444,9 @@ def evaluations_of(values: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
     found = dict[str, set[Any]]()
     for name in SPLITS:
         words = {value for value in values.get(name, ()) if isinstance(value, str)}
-        if any(word.lower() in TRAININGS for word in words):
-            found[name] = {word for word in words if word.lower() in EVALUATIONS}
+        evaluations = {word for word in words if EVALUATIONS.fullmatch(word)}
+        if evaluations < words:
+            found[name] = evaluations
     for name, is_evaluation in IS_EVALUATION.items():
         if {_is_true(value) for value in values.get(name, ())} == {True, False}:
             found[name] = {value for value in values[name] if _is_true(value) == is_evaluation}
@@ -419,6 +458,8 @@ def missing_columns(reader: Reader, facts: Sequence[Facts], first: Fields, sourc
     names = ", ".join([*first][:LISTED_COLUMNS]) or "no column"
     for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS), ("reward", ("reward",))):
         if any(target in reader.columns for target in targets):
+            continue
+        if what == "prompt" and {"mask", "completion_ids"} <= reader.columns.keys():  # the ids that it leaves out
             continue
         if what == "completion" and any(one.answer_key is not None for one in facts):
             for one in facts:

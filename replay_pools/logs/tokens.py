@@ -22,12 +22,14 @@ from replay_pools.vocabulary import Vocabulary
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 # Tokens that chat templates write; `[INST]` is one of few models.
-MARKERS = re.compile(r"<\|[a-z_]+\|>|<[\uff5c][^<>]+[\uff5c]>|<(?:start|end)_of_turn>|\[/?INST\]")
+MARKERS = re.compile(r"<\|[A-Za-z_0-9]+\|>|<[\uff5c][^<>]+[\uff5c]>|<(?:start|end)_of_turn>|\[/?INST\]")
+MARKER_AT_END = re.compile(rf"(?:{MARKERS.pattern})\s*$")
 # A rendered prompt, decoded without special tokens: role words stand on separate lines.
 SKIPPED = re.compile(
     r"(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n(?:<think>\n\n</think>\n\n)?", re.S
 )
-RENDERED = "the prompt was rendered with the template of the model, without thinking"
+RENDERED = "the prompt was rendered with the template of the model, {} thinking"
+NO_SCHEMAS = "the schemas of the tools are not logged, and prompts were rendered without them (--map tools=COLUMN)"
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
 UNLIKE_LENGTH = "the logged length of the completion is not what the tokenizer makes of its text"
 NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
@@ -44,6 +46,7 @@ class Tokeniser:
     endings: Endings
     limit: int | None = None  # of completions, in tokens
     cuts_echo: bool = False  # completions begin with their prompts
+    thinks: bool = False  # completions begin with reasoning
     counts: Counter[str] = field(default_factory=Counter)
     last: dict[Any, Any] = field(default_factory=dict)  # the last prompt, which a group shares
 
@@ -78,11 +81,16 @@ class Tokeniser:
         length = echo_of({name: getattr(row, name) for name in _ECHO})
         if length is None:
             return row
+        text, ids = (row.completion or "")[length:], (row.completion_ids or [])[length:]
+        if not (text if row.completion_ids is None else ids):
+            raise SkipRow("no answer behind the prompt")
         self._count((True, "the completion began with the prompt, which was cut"))
         if row.completion_ids is None:
-            return replace(row, completion=(row.completion or "")[length:])
-        logprobs = row.logprobs[length:] if row.logprobs else None
-        return replace(row, completion=None, completion_ids=row.completion_ids[length:], logprobs=logprobs)
+            return replace(row, completion=text)
+        logprobs = row.logprobs
+        if logprobs and len(logprobs) == len(row.completion_ids):
+            logprobs = logprobs[length:]
+        return replace(row, completion=None, completion_ids=ids, logprobs=logprobs)
 
     # Prompts
 
@@ -120,24 +128,29 @@ class Tokeniser:
                 turn = [{"role": "assistant", "content": "."}]
                 whole = self.chat.render_turns(row.messages, turn, row.tools)
                 return Prompt(messages, whole.prompt, whole.prompt_ids), False
-            return Prompt(messages, *self.chat.render(messages)), False
-        has_template = bool(self.chat.tokenizer.chat_template)
+            return Prompt(messages, *self.chat.render(messages, thinks=self.thinks)), False
         if messages is not None:
-            return Prompt(messages, text, ids), has_template and self.chat.render(messages)[0] != text
+            has_template = bool(self.chat.tokenizer.chat_template)
+            return Prompt(messages, text, ids), has_template and not self._is_rendering(messages, text)
         # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
         messages = [{"role": role, "content": content} for role, content in CHATML.findall(text)]
-        if not (messages and has_template and self.chat.render(messages)[0] == text):
+        if not (messages and self._is_rendering(messages, text)):
             messages = [{"role": "user", "content": text}]
         return Prompt(messages, text, ids), False
 
-    def _check_markup(self, row: Logged, text: str) -> None:
-        """Refuse a prompt in the chat markup of another model: none of its markers is a token."""
+    def _is_rendering(self, messages: list[dict[str, str]], text: str) -> bool:
+        """Return whether the template makes this text of the messages, with or without thinking."""
+        has_template = bool(self.chat.tokenizer.chat_template)
+        return has_template and any(self.chat.render(messages, thinks=thinks)[0] == text for thinks in (False, True))
+
+    def _check_markup(self, row: Logged, text: str, target: str = "prompt") -> None:
+        """Refuse a text in the chat markup of another model: none of its markers is a token."""
         tokenizer = self.chat.tokenizer
         markers, template = {*MARKERS.findall(text)}, str(tokenizer.chat_template)
         if markers and not any(marker in template or len(self._encode(marker)) == 1 for marker in markers):
             expected, found = f"the chat markup of {self.chat.base_model}", f"{', '.join(sorted(markers))}: no tokens"
             fix = "use the model that sampled it, or log the messages"
-            raise InputError(f"{row.where} prompt", expected=expected, found=found, fix=fix)
+            raise InputError(f"{row.where} {target}", expected=expected, found=found, fix=fix)
 
     def _count_prompt(self, row: Logged, prompt: Prompt, is_unlike: bool) -> None:
         has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
@@ -148,7 +161,7 @@ class Tokeniser:
             (has_ids and not has_text, "the text of the prompt was decoded from its ids"),
             (is_unlike, f"{CAUTION}{UNLIKE}"),
             (has_text and not has_ids, f"prompt_ids were made by the tokenizer{agrees}"),
-            (not (has_ids or has_text or is_skipped), RENDERED),
+            (not (has_ids or has_text or is_skipped), RENDERED.format("with" if self.thinks else "without")),
             (is_skipped, "the prompt was restored from its role words, and its rendering decodes to the logged text"),
             (is_one, "messages are not known: the rendered prompt stands for one message"),
         )
@@ -167,9 +180,10 @@ class Tokeniser:
         """Return the prompt that is rendered and decoded, without special tokens, to the logged text."""
         if match := SKIPPED.fullmatch(skipped):
             messages = [{"role": role, "content": text} for role, text in match.groupdict().items() if text is not None]
-            text, ids = self.chat.render(messages)
-            if self.chat.decode(ids) == skipped:
-                return Prompt(messages, text, ids)
+            for thinks in (False, True):
+                text, ids = self.chat.render(messages, thinks=thinks)
+                if self.chat.decode(ids) == skipped:
+                    return Prompt(messages, text, ids)
         expected = f"a prompt that the template of {self.chat.base_model} gives back"
         fix = "log the messages or the ids of the prompt, or use the model that sampled it"
         raise InputError(f"{row.where} prompt", expected=expected, found=described(skipped), fix=fix)
@@ -199,7 +213,9 @@ class Tokeniser:
         for turn, text in zip(own, shown, strict=True):
             if hidden := next((what for what, said in _beside(turn) if said not in text), None):
                 raise SkipRow(f"{hidden} that the chat template does not show")
+        uses_tools = any("tool_calls" in turn or turn["role"] == "tool" for turn in turns)
         self._count(
+            (uses_tools and not row.tools, f"{CAUTION}{NO_SCHEMAS}"),
             (True, f"{CAUTION}turns were placed by the chat template: a tool's answer between them has no loss"),
             (row.finish is None, "the last turn is taken to have stopped"),
         )
@@ -253,6 +269,8 @@ class Tokeniser:
     def _retokenised(self, row: Logged) -> tuple[str, Completion]:
         """Return text and ids of a text, with an end of turn where the completion stopped and the text has none."""
         text = row.completion or ""
+        if end := MARKER_AT_END.search(text):
+            self._check_markup(row, end[0], "completion")
         encoded = self._encode(text)
         ids, ended = encoded, bool(encoded) and encoded[-1] in self.vocabulary.turn_ends
         finish = "stop" if ended else row.finish

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import TRUTHS
-from replay_pools.logs.columns import MARKUP, number_of, opened
+from replay_pools.logs.columns import MARKUP, UNKNOWN_LABEL, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow, described
 from replay_pools.rollout import LARGEST_ID, FinishReason
 
@@ -16,19 +16,22 @@ Chat = list[dict[str, str]]
 Turns = list[dict[str, Any]]  # messages with whatever keys they have
 MAX_CHARACTERS = MAX_TOKENS = 1 << 20  # of one prompt or completion; a tokenizer takes some seconds for them
 MAX_DIGITS = 18
+WHOLES = ("total", "score", "reward", "overall", "value")  # keys of a number that the others are parts of
 TEXT = f"a text of at most {MAX_CHARACTERS:,} characters"
 FINISHES: dict[str, FinishReason | None] = {
     **dict.fromkeys(("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished", "completed"), "stop"),
-    **dict.fromkeys(("tool_calls", "tool_call", "function_call"), "stop"),
+    **dict.fromkeys(("end_of_turn", "stop_token", "tool_calls", "tool_call", "tool_use", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated"), "length"),
+    **dict.fromkeys(("max_output_tokens", "max_completion_tokens", "context_length"), "length"),
     # Failures of the sampler: see `SkipRow`.
     **dict.fromkeys(("abort", "aborted", "error", "failed", "cancelled", "content_filter"), None),
 }
+NOT_LOGGED = ("", "unknown", "none", "null")  # finish reasons that say nothing
 TURN = ("role", "content")
+ROLES = {"system", "developer", "user", "assistant", "tool", "function", "environment", "ipython"}
 # Other keys change what a message says.
 PLAIN_KEYS = (*TURN, "name", "id", "source", "model", "metadata", "tool_call_id", "trainable")
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']""")
-UNKNOWN_LABEL = -1  # of loggers that have no null
 
 
 def wrong_value(expected: str, value: Any, place: Sequence[int | str] = (), fix: str = "") -> InputError:
@@ -82,11 +85,18 @@ def _number(value: Any) -> float:
         return number or 0.0  # -0.0 is 0.0
     value, fix = opened(value), ""
     if isinstance(value, dict):
-        keys = [str(key) for key, inner in value.items() if isinstance(inner, int | float)]
-        fix = f"name the paid parts: --map reward={'+'.join(f'COLUMN.{key}' for key in keys)}" if keys else ""
+        keys = [str(key) for key, inner in value.items() if isinstance(inner, int | float | None)]
+        keys = [key for key in keys if key.lower() in WHOLES][:1] or keys
+        fix = f"name the paid parts: --map TARGET={'+'.join(f'COLUMN.{key}' for key in keys)}" if keys else ""
     if isinstance(value, list) and value and all(isinstance(inner, int | float) for inner in value):
-        fix = "one number for each token: --map reward=COLUMN.sum, or COLUMN.last"
+        fix = "one number for each token: --map TARGET=COLUMN.sum, or COLUMN.last"
     raise wrong_value("a finite number", value, fix=fix)
+
+
+def _advantage(value: Any) -> float:
+    """Return a number, or the one number of all tokens."""
+    values = opened(value)
+    return _number(values[0] if isinstance(values, list) and values and values == values[:1] * len(values) else value)
 
 
 def _whole(value: Any) -> int:
@@ -97,11 +107,15 @@ def _whole(value: Any) -> int:
     return _count(value)
 
 
-def _finish(value: Any) -> FinishReason:
+def _finish(value: Any) -> FinishReason | None:
     value = value.get("type") if isinstance(value, dict) else value
-    if not isinstance(value, str) or value.lower() not in FINISHES:
+    # As FinishReason.LENGTH or FINISH_REASON_STOP.
+    word = value.lower().rpartition(".")[2].removeprefix("finish_reason_") if isinstance(value, str) else None
+    if word in NOT_LOGGED:
+        return None
+    if word not in FINISHES:
         raise wrong_value("stop or length", value)
-    if (finish := FINISHES[value.lower()]) is None:
+    if (finish := FINISHES[word]) is None:
         raise SkipRow(f"sampling ended by {value}")
     return finish
 
@@ -144,12 +158,12 @@ def turns_of(value: Any) -> Turns | None:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         plain = opened(value.strip())
         is_chat = isinstance(plain, dict | list) and all(
-            isinstance(turn, dict) and "role" in turn and len(turn) > 1
+            isinstance(turn, dict) and turn.get("role") in ROLES and len(turn) > 1
             for turn in (plain if isinstance(plain, list) else [plain])
         )
         if plain and is_chat:
             value = plain
-        elif MESSAGES_AS_TEXT.match(value):
+        elif isinstance(plain, str) and MESSAGES_AS_TEXT.match(value):  # as Python prints them
             expected = "messages, as a list or as the JSON text of one"
             raise InputError("", expected=expected, found=described(value), fix="write them with json.dumps")
     messages: Any = [value] if isinstance(value, dict) else value
@@ -161,12 +175,37 @@ def turns_of(value: Any) -> Turns | None:
             {key: each for key, each in message.items() if each not in (None, [])} if isinstance(message, dict) else {}
         )
         if "tool_calls" in turn:
-            turn["tool_calls"] = opened(turn["tool_calls"])
+            turn["tool_calls"] = _calls(turn["tool_calls"])
         turn["content"] = joined_text(turn.get("content", "" if "tool_calls" in turn else None))
         if not all(is_text(turn.get(key)) for key in TURN):
             raise wrong_value(f"a list of role and content, each {TEXT}", messages)
         turns.append(turn)
     return turns or None
+
+
+def _calls(value: Any) -> list[dict[str, Any]]:
+    """Return calls of tools as chat templates take them; some writers write each as JSON text, or flat."""
+    calls: list[Any] = opened(value) if isinstance(opened(value), list) else [value]
+    calls = [opened(call) for call in calls]
+    if not all(isinstance(call, dict) and {"function", "name"} & call.keys() for call in calls):
+        raise wrong_value("tool calls, each an object with a name and arguments", value)
+    return [call if "function" in call else tool_call(call["name"], call.get("arguments")) for call in calls]
+
+
+def tool_call(name: str, arguments: Any) -> dict[str, Any]:
+    """Return a call of a tool as chat templates take it."""
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool_schemas(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return schemas of tools as chat templates take them."""
+    keys = ("name", "description", "parameters")
+    return [
+        tool
+        if "function" in tool
+        else {"type": "function", "function": {key: tool[key] for key in keys if key in tool}}
+        for tool in tools or []
+    ]
 
 
 def is_plain(turns: Turns) -> bool:
@@ -236,7 +275,9 @@ def _truncated(value: Any) -> Fields:
 
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
-    return _objects(opened(value)) or None
+    tools = opened(value)
+    tools = [opened(tool) for tool in tools] if isinstance(tools, list) else tools
+    return tool_schemas(_objects(tools)) or None
 
 
 _TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
@@ -271,7 +312,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "comp_len": _whole,
     "logprobs": _in_cell(_logprobs),
     "reward": _number,
-    "advantage": _number,
+    "advantage": _advantage,
     "hacked": _label,
     "gt_pass": _label,
     "fmt_ok": _label,

@@ -7,26 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replay_pools.logs.columns import look_up, opened
+from replay_pools.logs.columns import look_up, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow
-from replay_pools.logs.values import joined_text
-
-
-def _call(name: str, arguments: Any) -> Fields:
-    """Return a call of a tool as chat templates take it."""
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _tools(tools: Sequence[Fields] | None) -> list[Fields]:
-    """Return schemas of tools as chat templates take them."""
-    keys = ("name", "description", "parameters")
-    return [
-        tool
-        if "function" in tool
-        else {"type": "function", "function": {key: tool[key] for key in keys if key in tool}}
-        for tool in tools or []
-    ]
-
+from replay_pools.logs.values import joined_text, tool_call, tool_schemas
 
 # prime-rl: a graph of messages with token ids. Each way from a root to a leaf is a branch.
 
@@ -83,7 +66,7 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
         "finish": _finish_of(path[sampled[-1]], trace),
         "messages": turns[: sampled[0]],
         "completion": turns[sampled[0] : sampled[-1] + 1],
-        "tools": _tools(nodes[0].get("tools") or trace.get("tools")),
+        "tools": tool_schemas(nodes[0].get("tools") or trace.get("tools")),
     }
     ids, mask, logprobs = ([each for node in nodes for each in node.get(name) or []] for name in _TOKENS)
     if ids:
@@ -98,7 +81,7 @@ def _prime_rl_turn(message: Fields) -> Fields:
     calls = message.get("tool_calls")
     if not calls or "function" in calls[0]:
         return message
-    return {**message, "tool_calls": [_call(call["name"], call["arguments"]) for call in calls]}
+    return {**message, "tool_calls": [tool_call(call["name"], call["arguments"]) for call in calls]}
 
 
 _TOKENS = ("token_ids", "mask", "logprobs")
@@ -148,7 +131,7 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
         "epoch": None,  # counts samples of one problem, not passes over the data
         "prompt": turns[: answers[0]],
         "completion": turns[answers[0] : answers[-1] + 1],
-        "tools": _tools(tools[0] if tools else None),
+        "tools": tool_schemas(tools[0] if tools else None),
         "stop_reason": look_up(sample, "output.choices.0.stop_reason"),
         "scores": scores,
     }
@@ -167,7 +150,7 @@ def _inspect_turn(message: Fields) -> Fields:
     if not isinstance(turn["content"], str):
         kinds = sorted({str(part.get("type")) for part in turn["content"]} - {"text"})
         raise SkipRow(f"content with {', '.join(kinds)} next to the text")
-    calls = [_call(call["function"], call["arguments"]) for call in message.get("tool_calls") or []]
+    calls = [tool_call(call["function"], call["arguments"]) for call in message.get("tool_calls") or []]
     return turn | ({"tool_calls": calls} if calls else {})
 
 
@@ -178,8 +161,7 @@ def _score(score: Any) -> Any:
         return {key: _score(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_score(inner) for inner in value]
-    value = GRADES.get(value, value) if isinstance(value, str) else value
-    return float(value) if isinstance(value, bool | int | float) and not math.isnan(value) else None
+    return number_of(GRADES.get(value, value) if isinstance(value, str) else value)
 
 
 # slime: `Sample.to_dict`, with the `tokens` of prompt and response.
@@ -208,40 +190,48 @@ def slime(sample: Fields) -> Iterator[Fields]:
 def nemo_gym(fields: Fields) -> Iterator[Fields]:
     """Return the rollout of a response: its turns, by the ids of each where they are logged."""
     prompt = fields["responses_create_params"]["input"]
-    items = fields["response"]["output"]
-    row: Fields = {**fields, "messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt}
+    items, first = fields["response"]["output"], fields["responses_create_params"].get("instructions")
+    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    system = [{"role": "system", "content": first}] if first else []
+    row: Fields = {**fields, "messages": [*system, *prompt]}
     details = fields["response"].get("incomplete_details") or {}
     row["finish"] = "length" if details.get("reason") == "max_output_tokens" else None
     sampled = [item for item in items if item.get("generation_token_ids")]
     if not sampled:
-        row["completion"] = [turn for item in items for turn in _response_turns(item)]
-        row["tools"] = _tools(fields["responses_create_params"].get("tools"))
+        row["completion"] = _response_turns(items)
+        row["tools"] = tool_schemas(fields["responses_create_params"].get("tools"))
         if any(item.get("type") == "reasoning" for item in items):
             raise SkipRow("reasoning next to the text, and no token ids")
         yield row
         return
-    first = sampled[0]["prompt_token_ids"]
+    start = sampled[0]["prompt_token_ids"]
     ids, mask, logprobs = list[int](), list[int](), list[float]()
     for item in sampled:
         seen, new = item["prompt_token_ids"], item["generation_token_ids"]
-        known = [*first, *ids]
+        known = [*start, *ids]
         if seen[: len(known)] != known:
             raise SkipRow("a later turn does not continue the ids of the earlier ones")
         between = seen[len(known) :]
         ids += [*between, *new]
         mask += [0] * len(between) + [1] * len(new)
         logprobs += item.get("generation_log_probs") or []
-    yield row | {"prompt_ids": first, "completion_ids": ids, "mask": mask, "logprobs": logprobs or None, "tools": None}
+    yield row | {"prompt_ids": start, "completion_ids": ids, "mask": mask, "logprobs": logprobs or None, "tools": None}
 
 
-def _response_turns(item: Fields) -> Iterator[Fields]:
-    kind = item.get("type")
-    if kind == "message":
-        yield {"role": item["role"], "content": joined_text(item["content"])}
-    elif kind == "function_call":
-        yield {"role": "assistant", "content": "", "tool_calls": [_call(item["name"], item["arguments"])]}
-    elif kind == "function_call_output":
-        yield {"role": "tool", "content": item["output"]}
+def _response_turns(items: Sequence[Fields]) -> list[Fields]:
+    """Return the turns of a response: a message and the calls after it are items of one turn."""
+    turns = list[Fields]()
+    for item in items:
+        kind = item.get("type")
+        if kind == "message":
+            turns.append({"role": item["role"], "content": joined_text(item["content"])})
+        elif kind == "function_call":
+            if not turns or turns[-1]["role"] != "assistant":
+                turns.append({"role": "assistant", "content": ""})
+            turns[-1].setdefault("tool_calls", []).append(tool_call(item["name"], item["arguments"]))
+        elif kind == "function_call_output":
+            turns.append({"role": "tool", "content": item["output"]})
+    return turns
 
 
 # NeMo-RL: `train_data_stepN.jsonl`, in which each value is a list of one.

@@ -365,8 +365,8 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
 
 def test_bad_rows_are_left_out_up_to_a_number(tmp_path: Path, capsys) -> None:
     """Every line is named; with more than the number nothing is imported; the manifest says which are missing."""
-    rows = [row(problem=str(i // 4), reward=float(i % 2)) for i in range(16)]
-    source = lines(tmp_path / "log.jsonl", [*rows, row(reward="x"), row(reward="y"), row(prompt=None)])
+    rows = [row(problem_id=str(i // 4), reward=float(i % 2)) for i in range(16)]
+    source = lines(tmp_path / "log.jsonl", [*rows, row(reward="x"), row(reward="z"), row(prompt=None)])
     with source.open("a") as file:
         file.write('{"prompt": \n7\n')
     (tmp_path / "log.jsonl").write_text("[]\n" + source.read_text())
