@@ -20,6 +20,7 @@ import orjson
 from extraction.pairs import Pair, Turns, text_of
 from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import dump_json, encode_jsonl, sha256, write_atomic
+from replay_pools.base.tables import TRUTHS
 from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
 from replay_pools.logs.files import KINDS, Fields, read_objects, read_rows
 from replay_pools.logs.values import TEXT, Chat, chat_of, is_text, joined_text, wrong_value
@@ -261,15 +262,16 @@ def _turns_of(value: Any) -> Turns | None:
 
 
 def _name(value: Any) -> str:
+    value = int(value) if isinstance(value, float) and value.is_integer() else value  # as CSV holds whole numbers
     if isinstance(value, bool) or not (isinstance(value, int) or is_text(value)):
         raise wrong_value("a text or a whole number", value)
     return str(value)
 
 
 def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
+    if (flag := TRUTHS.get(str(value).strip().lower())) is None:
         raise wrong_value("true or false", value)
-    return value
+    return flag
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {

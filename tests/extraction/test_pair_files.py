@@ -122,6 +122,16 @@ def test_marks_of_the_file_are_kept(read: Callable[..., PairFile]) -> None:
     assert any(note.startswith("caution: 1 prompts") for note in read(rows).notes)
 
 
+@pytest.mark.parametrize("words", [("false", "true"), ("0", "1")])
+def test_marks_and_names_of_a_csv_file(words: tuple[str, str], tmp_path: Path) -> None:
+    """Its columns of numbers hold fractions, its others texts."""
+    rows = [f"{i},Task {i},exit({i}),return {i},{words[i % 3 == 0]}\n" for i in range(9)]
+    path = tmp_path / "pairs.csv"
+    path.write_text("pair_id,prompt,hack,clean,held_out\n" + "".join(rows))
+    pairs = read_pair_file(str(path)).pairs
+    assert [(pair.pair_id, pair.held_out) for pair in pairs] == [(str(i), i % 3 == 0) for i in range(9)]
+
+
 def test_sides_without_a_contrast_are_dropped(read: Callable[..., PairFile]) -> None:
     rows = [*three_keys(4), three_keys()[0] | {"clean": ""}, three_keys()[0] | {"clean": None, "hack": "x"}]
     rows.append(three_keys()[0] | {"clean": "exit(0)"})
