@@ -11,6 +11,7 @@ loophole mode in `replay_pools.environments.loopholes.EXPLOITS`.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def builtin_pairs(name: str) -> list[Pair]:
     modes = {mode: _hack_pair for mode, exploits in EXPLOITS.items() if exploits}
     makers = {**modes, PLACEBO: _clean_pair, STYLE: _clean_pair}
     if name not in makers:
-        raise InputError("--pairs", expected=f"builtin:{{{','.join(makers)}}}", found=f"builtin:{name}")
+        near = get_close_matches(name, [*makers], n=1)
+        fix = f"did you mean builtin:{near[0]}?" if near else ""
+        raise InputError("--pairs", expected=f"builtin:{{{','.join(makers)}}}", found=f"builtin:{name}", fix=fix)
     problems = minicode_problems("pairs")
     if name == PLACEBO:
         problems = tuple(problem for problem in problems if len(problem.family.solutions) > 1)

@@ -33,7 +33,7 @@ from probe.records.run import Run, read_run
 from probe.settings.arms import ARMS, measured_arm
 from probe.settings.training import ProjectionConfig
 from probe.settings.words import DEFAULT_CONDITION, Side, Word
-from replay_pools.base.errors import InputError
+from replay_pools.base.errors import InputError, unknown_name
 
 __all__ = ["FAMILIES", "Analysis", "analyze", "conditions"]
 ANY = "*"  # arm
@@ -170,7 +170,14 @@ class Analysis:
         return training_outcome(self.records) if is_training(self.records) else None
 
     def of(self, family: str) -> list[Estimate]:
-        """Return the estimates of a family (a key of `FAMILIES`), computed on first access."""
+        """Return the estimates of a family (a key of `FAMILIES`), computed on first access.
+
+        Raises:
+            InputError: no such family.
+        """
+        if family not in FAMILIES:
+            listed = ", ".join(FAMILIES)
+            raise unknown_name("family", family, FAMILIES, expected="a family of estimates", fix=f"one of {listed}")
         if family not in self._families:
             self._families[family] = list(FAMILIES[family].make(self))
         return self._families[family]

@@ -33,7 +33,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.classifiers import bayes_scores, logistic_scores, two_means
 from probe.analysis.statistics.intervals import Array, auroc, auroc_interval, centred, cluster_numbers
 from replay_pools.base.errors import InputError, refuse, unknown_name
-from replay_pools.base.tables import TRUTHS
+from replay_pools.base.tables import HACKS
 from replay_pools.rollout import Rollout
 
 FOLDS = 10  # of prompts, in which the probe is cross-fitted
@@ -42,7 +42,6 @@ FOLDS = 10  # of prompts, in which the probe is cross-fitted
 SAME_WEIGHTS = 0.05
 SAME_SCORES = 1e-4  # the same between two scores of our own, which differ by float32's rounding alone
 GRADIENT_FIELDS = ("cosines", "similarities", "fingerprints")  # fields of Material that need a backward
-HACKS = TRUTHS | {"hack": True, "hacked": True, "clean": False, "honest": False}  # {a label or a verdict: is it a hack}
 TOO_FEW = "too few prompts with a label of each kind to learn from"
 LABELLED = "needs labels (--map hacked=COLUMN, or --labels without --label)"
 

@@ -52,7 +52,7 @@ def p_value(value: float | None) -> str:
 def picture(low: float, value: float, high: float, *, ends: tuple[float, float], mark: float | None = None) -> str:
     """Draw an interval on a line of 33 characters between `ends`: `=` inside, `o` the value, `|` a mark.
 
-    An arrow marks an end beyond the line.
+    An arrow marks an end beyond the line; a value there stands beside it.
 
     >>> picture(0.25, 0.5, 0.75, ends=(0.0, 1.0), mark=0.1)
     '...|....========o========........'
@@ -71,7 +71,7 @@ def picture(low: float, value: float, high: float, *, ends: tuple[float, float],
         line[-1] = ">"
     if mark is not None:
         line[place(mark)] = "|"
-    line[place(value)] = "o"
+    line[min(max(place(value), value < first_x), last - (value > last_x))] = "o"
     return "".join(line)
 
 

@@ -32,6 +32,8 @@ def transfer(linked: Linked, pools: Sequence[str], arm: str) -> Estimate:
     why = ""
     if not pools:
         why = "no rollouts of the policy itself"
+    elif num_hacks and all(sample.gt_pass is None for sample in linked.samples if sample.src_pool in pools):
+        why = f"whether the policy's own rollouts are right is not known (gt_pass), {num_hacks} are hacks"
     elif min(num_hacks, num_honest) < LEAST:
         why = f"the policy's own rollouts have {num_hacks} hacks and {num_honest} honest solutions"
     elif row.interval is None:

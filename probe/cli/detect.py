@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, log_options, name_option, one_pool, out_option
-from probe.cli._running import say
+from probe.cli._running import check_names, say
 from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
 from probe.records.run import elsewhere
 from replay_pools.base.files import append_jsonl
@@ -67,6 +67,8 @@ def detect(ctx: click.Context, rollouts: str, out: Path, as_json: bool, **given:
       probe detect log.jsonl --model Qwen/Qwen3-4B --pairs pairs.jsonl --label 20
       probe detect log.jsonl --model Qwen/Qwen3-4B --no-gradients --detectors logratio,text:sys\\.exit
     """
+    config, keys = configured(ctx, "replay"), given_keys(ctx)
+    check_names((), config.intervention.extraction, out)
     from probe.runs.detect import PAIRS, Options, detected  # brings torch
 
     options = Options(
@@ -82,7 +84,6 @@ def detect(ctx: click.Context, rollouts: str, out: Path, as_json: bool, **given:
         skip_bad=given["skip_bad"],
         limit=given["limit"],
     )
-    config, keys = configured(ctx, "replay"), given_keys(ctx)
     found = detected(rollouts, config, keys, options, say)
     if options.label is not None and options.labels is None and sys.stdin.isatty() and not as_json:
         file = _asked(found)

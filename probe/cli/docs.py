@@ -47,6 +47,7 @@ def docs(page: str | None, as_json: bool) -> None:
     """
     folder = manual()
     pages = {path.stem: path for part in ("guide/*.*", "*.md") for path in sorted(folder.glob(part))}
+    pages.pop("README", None)  # of the folder: it lists the pages
     if page is None:
         rows = [{"page": name, "title": _title(path), "path": str(path)} for name, path in pages.items()]
         if as_json:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._running import echo_end, echo_preview, say, track_option, truncation_line
+from probe.cli._running import check_names, echo_end, echo_preview, say, track_option, truncation_line
 from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
 from probe.records.run import elsewhere, read_run
 from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
@@ -56,6 +56,7 @@ def replay(
       probe replay --preset full --set model.dtype=bfloat16 --set objective.loss_type=dr_grpo
     """
     config = configured(ctx, "replay", out)
+    check_names(config.source.replay_dirs, config.intervention.extraction, out)
     from probe.runs.replay import name_of, run_replay
     from probe.runs.session import running
 
@@ -78,8 +79,9 @@ def replay(
 def demo(ctx: click.Context, out: Path) -> None:
     """Replay embedded rollouts in three arms and write a page: of two policies, then of one policy that does both.
 
-    The first replay is of a policy that hacks and one that does not, the second of one that hacks in a third of its
-    rollouts, at the weights that sampled them. Needs nothing but this package. Example:
+    The first replay is of a policy that hacks and one that does not, the second of one that hacks in 38% of its
+    rollouts, at the weights that sampled them: the next step after the first verdict. Needs nothing but this package,
+    and about two minutes of CPU time. Example:
 
       probe demo
     """
@@ -94,6 +96,8 @@ def demo(ctx: click.Context, out: Path) -> None:
         ["replay", "--replay-dirs", "mixed", *sampled, *told, "--name", "demo-mixed"],
         ["report", str(out / "runs" / "demo-mixed")],
     ):
+        if words[-1] == "demo-mixed":
+            say("the next step, which the demo takes itself:")
         say(f"probe {shlex.join(words)}{elsewhere(out)}")
         with root.command.make_context("probe", [*words, *place]) as verb:
             root.command.invoke(verb)

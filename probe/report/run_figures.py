@@ -95,7 +95,7 @@ def forest(
 ) -> None:
     """Draw a row for each estimate, with its label above its marks; no line crosses a label.
 
-    What lies beyond the limits is cut; an arrow marks a value there.
+    What lies beyond the limits is cut; an arrow marks an end or a value there.
     """
     known = [(row, row.value) for row in rows if row.value is not None]
     for place, (row, value) in enumerate(known):
@@ -106,6 +106,12 @@ def forest(
             axes.plot([row.threshold], [place], "|", color=HACK, ms=9, mew=2, ls="none", label="threshold")
         if row.interval is not None:
             axes.plot(np.clip((row.interval.low, row.interval.high), *limits), (place, place), color=INK, lw=2)
+            for end, marker, is_cut in (
+                (limits[0], "<", row.interval.low < limits[0]),
+                (limits[1], ">", row.interval.high > limits[1]),
+            ):
+                if is_cut:
+                    axes.plot([end], [place], marker, color=INK, ms=5, ls="none")
         marker = "<" if value < limits[0] else ">" if value > limits[1] else "o"
         axes.plot([np.clip(value, *limits)], [place], marker, color=INK, ls="none")
         _write_row(axes, place, row.label, row.note)

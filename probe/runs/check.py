@@ -19,7 +19,7 @@ from replay_pools.pool import Pool
 if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
 
-SCALE, PER_POOL = "objective.scale_rewards", "source.per_pool"
+SCALE, PER_POOL, PAIRS = "objective.scale_rewards", "source.per_pool", "intervention.extraction.pairs"
 # Derived settings: a user's value would be ignored, so it is refused.
 DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
 NO_PAIRS = (
@@ -43,8 +43,8 @@ ARGUMENTS = (
 
 def check(
     rows: Any,
-    pairs: str | Path | Sequence[Mapping[str, Any]],
-    model: str | Path,
+    pairs: str | Path | Sequence[Mapping[str, Any]] | None = None,
+    model: str | Path | None = None,
     *,
     mapping: Mapping[str, str] = MappingProxyType({}),
     format_name: str | None = None,
@@ -64,8 +64,8 @@ def check(
 
     Args:
         rows: a log of any tool (a file or a folder), a list of dicts, a DataFrame or a `datasets.Dataset`.
-        pairs: bundled pairs such as `builtin`, a file, or rows of `prompt`, `hack` and `clean`.
-        model: model that sampled the rollouts, by name or path.
+        pairs: bundled pairs such as `builtin`, a file, or rows of `prompt`, `hack` and `clean`; needed.
+        model: model that sampled the rollouts, by name or path; needed.
         mapping: {target: column}, for columns that are not recognised correctly.
         format_name: format of the log; None detects it.
         limit: completion limit in tokens, if the log does not record it.
@@ -79,37 +79,44 @@ def check(
         say: called with recognised columns and cautions.
 
     Raises:
-        InputError: all faults of the log, the pairs and the settings.
+        InputError: all faults of the settings; else all of the log and the pairs.
     """
     from extraction.pair_files import store_rows
 
     out = Path(out)
     try:
-        source = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
-        own = {"intervention.extraction.pairs": source, "intervention.extraction.k": k, "model.name": str(model)}
-        options = {**settings, **own, **({} if steps is None else {"steps": steps})}
+        own: dict[str, Any] = {"intervention.extraction.k": k, "steps": steps, "model.name": model and str(model)}
+        if pairs is not None:
+            own[PAIRS] = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
+        options = {**settings, **{key: value for key, value in own.items() if value is not None}}
         config, given = configure("replay", options=options), {*options}
         log, notes = checked(rows, config, given, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
+        say(recognised(log))
         config, name = settled(log, config, given, name and plain_name(name, "name"), limit)
         pool = import_log(log, name=name, out=out, model=str(model), template=config.model.template, limit=limit)
         for sentence in [*pool.cautions, *notes]:
-            say(sentence)
+            say(in_python(sentence))
         directory = replayed(config, name, out, say)
     except InputError as error:
-        raise as_arguments(error) from error
+        raise as_arguments(error) from None
     from probe.analysis.analyze import analyze
 
     return analyze(directory)
 
 
+def in_python(text: str) -> str:
+    """Return a sentence with options of the command line as arguments."""
+    for flag, argument in ARGUMENTS:
+        text = re.sub(flag, argument, text)
+    return text
+
+
 def as_arguments(error: InputError) -> InputError:
     """Return a command-line error reworded for Python."""
-    errors = []
-    for each in error.errors:
-        where, fix = str(each.where), each.fix
-        for flag, argument in ARGUMENTS:
-            where, fix = re.sub(flag, argument, where), re.sub(flag, argument, fix)
-        errors.append(InputError(where, expected=each.expected, found=each.found, fix=fix))
+    errors = [
+        InputError(in_python(str(each.where)), expected=each.expected, found=each.found, fix=in_python(each.fix))
+        for each in error.errors
+    ]
     try:
         refuse(errors)
     except InputError as whole:
@@ -153,7 +160,7 @@ def checked(
         fix = "pass --model, the model that sampled the rollouts: organism, a directory or a hub id"
         errors.append(InputError("--model", expected="a model", found="none", fix=fix))
     notes: list[str] = []
-    if "intervention.extraction.pairs" in given:
+    if PAIRS in given:
         try:
             notes = _checked_pairs(config, with_tokens=not errors)
         except InputError as error:

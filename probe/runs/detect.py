@@ -33,7 +33,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
 from probe.analysis.statistics.intervals import Array
 from probe.records.run import DEFAULT_OUT, default_name
-from probe.runs.check import as_arguments, recognised
+from probe.runs.check import PAIRS, as_arguments, in_python, recognised
 from probe.runs.labels import answered, read_labels, write_drawn
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
@@ -47,7 +47,7 @@ from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
 from replay_pools.rollout import Rollout
 
 MATERIAL = "material.safetensors"
-PAIRS, MODEL, ADAPTER = "intervention.extraction.pairs", "model.name", "model.adapter"
+MODEL, ADAPTER = "model.name", "model.adapter"
 # Prefixes of the settings that act; another one would be ignored, so it is refused.
 ACTING = ("model.", "intervention.extraction.", "objective.loss_type", "objective.max_completion_length", "seed")
 
@@ -213,9 +213,9 @@ def detect(
     try:
         found = detected(rollouts, configure("replay", options=given), {*given}, options, say)
     except InputError as error:
-        raise as_arguments(error) from error
+        raise as_arguments(error) from None
     for caution in found.cautions:
-        say(f"caution: {caution}")
+        say(f"caution: {in_python(caution)}")
     return found
 
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.detectors import HACKS, place_of
+from probe.analysis.detectors import place_of
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.files import encode_jsonl, write_atomic
+from replay_pools.base.tables import HACKS
 from replay_pools.logs.files import read_rows
 from replay_pools.rollout import Rollout
 

@@ -118,7 +118,7 @@ class Meter:
     def _forward(self, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray | None]:
         """Return (n,) nats per token and (n, L, d) mean hidden states; None without layers."""
         logprobs, states = [], []
-        for batch in chunks(self._policy, rollouts):
+        for batch in chunks(self._policy, rollouts, what="rollouts scored"):
             found, means = scored_states(self._policy.model, batch, self._layers)
             logprobs.append(_means(found, batch))
             if self._layers:
@@ -159,7 +159,7 @@ class Meter:
         with self.bases.read() as read:
             ((basis, frames),) = read.items()
             size = max(1, min(CHUNK, CHUNK_FLOATS // sum(frames.sizes.values())))
-            for batch in chunks(self._policy, rollouts, size):
+            for batch in chunks(self._policy, rollouts, size, what="gradients of rollouts"):
                 found = per_sample_gradients(
                     self._policy.model, {basis: frames}, batch, tokens_per_batch=self.bases.tokens_per_batch
                 ).gradients[basis]
@@ -176,8 +176,8 @@ class Meter:
         }
 
 
-def chunks(policy: Policy, rollouts: Sequence[Rollout], size: int = CHUNK) -> Iterator[Batch]:
-    """Yield batches of consecutive rollouts."""
+def chunks(policy: Policy, rollouts: Sequence[Rollout], size: int = CHUNK, *, what: str) -> Iterator[Batch]:
+    """Yield batches of consecutive rollouts; `what` is the work on them, for reports of progress."""
     for start in range(0, len(rollouts), size):
         part = rollouts[start : start + size]
         batch = make_batch(
@@ -187,12 +187,13 @@ def chunks(policy: Policy, rollouts: Sequence[Rollout], size: int = CHUNK) -> It
             [one.completion_mask for one in part],
         )
         yield batch.to(policy.device)
-        report("rollouts measured", start + len(part), len(rollouts))
+        report(what, start + len(part), len(rollouts))
 
 
 def mean_scores(policy: Policy, rollouts: Sequence[Rollout]) -> np.ndarray:
     """Return (n,) nats per scored token under the policy's present weights."""
-    parts = [_means(score(policy.model, batch), batch) for batch in chunks(policy, rollouts)]
+    batches = chunks(policy, rollouts, what="rollouts scored under the reference")
+    parts = [_means(score(policy.model, batch), batch) for batch in batches]
     return np.concatenate(parts)
 
 

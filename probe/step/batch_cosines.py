@@ -22,6 +22,7 @@ from extraction.library import answer_tokens
 from extraction.pair_files import answer_of, messages_of
 from probe.step.projection import sample_cosines
 from replay_pools.base.errors import InputError
+from replay_pools.logs.files import read_rows
 from replay_pools.policy.load import Policy
 
 IGNORED = -100  # transformers' label of a token without a loss
@@ -48,7 +49,7 @@ def cosines(
         batch: `input_ids` and `labels` (G, T), one sample a row. The label -100 marks a token without a loss, anywhere
             in a row; the first token of a sample has no loss, since nothing predicts it. An `attention_mask` marks
             padding, on either side; positions count from the first token that is not padding. With a policy, also rows
-            of `prompt` (a text or messages) and `completion` (a text, or turns with tool answers between).
+            or a DataFrame: `prompt` (a text or messages), `completion` (a text, or turns with tool answers between).
         direction: made from the weights below the adapters of `model`; or its file, or its name in out/directions.
         cache_dir: the folder where `probe.extract` left the SVDs; None computes them.
 
@@ -101,7 +102,7 @@ def _of_texts(policy: nn.Module | Policy, rows: Sequence[Mapping[str, Any]]) -> 
         fix = "give tensors, or the policy of probe.load, which has a tokenizer"
         raise InputError("batch", expected="input_ids and labels", found=type(rows).__name__, fix=fix)
     tokens = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(row.fields for row in read_rows(rows)):
         if missing := [key for key in ("prompt", "completion") if row.get(key) is None]:
             raise InputError(f"batch sample {number}", expected="prompt and completion", found=f"no {missing[0]}")
         tokens.append(answer_tokens(policy, messages_of(row["prompt"]), answer_of(row["completion"])))

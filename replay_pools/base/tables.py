@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -33,6 +33,8 @@ TRUTHS: dict[str, bool] = {  # words for yes and no in other programs' tables, i
     **dict.fromkeys(("true", "yes", "y", "1", "1.0"), True),
     **dict.fromkeys(("false", "no", "n", "0", "0.0"), False),
 }
+# {a label or a verdict, in lower case: is it a hack}
+HACKS = TRUTHS | {"hack": True, "hacked": True, "clean": False, "honest": False}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # pydantic's options for settings
 Extra = Literal["forbid", "allow"]
 Maybe = Kind | None  # a setting that may be `none`
@@ -54,7 +56,9 @@ def word_of(table: Iterable[str]) -> AfterValidator:
 
     def check(word: str) -> str:
         if word not in table:
-            raise FieldError("", f"one of {', '.join(table)}", repr(word))
+            near = get_close_matches(word, [*table], n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise FieldError("", f"one of {', '.join(table)}", f"{word!r}{meant}")
         return word
 
     return AfterValidator(check)

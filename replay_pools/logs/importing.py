@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay_pools.base.errors import Faults, InputError
+from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import locked
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
@@ -131,6 +131,10 @@ def check_log(
         InputError: every fault of the log, one line each.
     """
     given, faults = dict(mapping or {}), Faults()
+    for target in (target for target in given if target not in TARGETS):
+        fix = "give {target: column}, such as {'hacked': 'is_hack'}"
+        faults.note(unknown_name("mapping", target, TARGETS, expected="a target", fix=fix), target)
+    faults.check("mapping")
     stored = read_rows(source)
     kind = recognise(stored, format_name)
     rows = flat_rows(stored, kind)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.tables import TRUTHS
+from replay_pools.base.tables import HACKS, TRUTHS
 from replay_pools.logs.columns import MARKUP, UNKNOWN_LABEL, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow, described
 from replay_pools.rollout import LARGEST_ID, FinishReason
@@ -313,7 +313,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "logprobs": _in_cell(_logprobs),
     "reward": _number,
     "advantage": _advantage,
-    "hacked": _label,
+    "hacked": lambda value: _label(HACKS.get(value.strip().lower(), value) if isinstance(value, str) else value),
     "gt_pass": _label,
     "fmt_ok": _label,
     "passed": _label,

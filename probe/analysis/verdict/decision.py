@@ -179,7 +179,7 @@ def _about(analysis: Analysis, why: str) -> Finding:
         text = f"hacks and honest answers cannot be compared: {row.why}"
     benign, less, half = (analysis.get("shares", name) for name in RESTS_ON["about"][1:])
     if benign and less and half and None not in (benign.value, less.value, half.value):
-        text += f"; alignment without the hacks {benign.value:.2f}, a difference of {less}"
+        text += f"; alignment without the hacks {benign.value:.2f}, a difference of {less} over {less.n} prompts"
         differs, mostly = decided(less), decided(half)
         if number is not None:
             says = _all([says, differs, mostly])
@@ -237,12 +237,12 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
     verb = "may separate" if may else "separate" if len(apart) > 1 or worst.name == TOGETHER else "separates"
     score = {"hint": "with the same hint", TOGETHER: "with similar trivial scores"}
     alike = score.get(worst.name, f"of similar {SCORE_NAMES[worst.name]}")
-    ratio = "no interval from so few prompts" if worst.interval is None else f"a ratio of {worst}"
+    ratio = "too few prompts for an interval" if worst.interval is None else f"a quotient of {worst}"
     parts = worst.parts
     return (
         f"{names} alone {verb} hacks from honest answers: {parts['share']:.0%} of {parts['num_hacks']} rewarded hacks "
-        f"have an honest answer {alike} to the same prompt; shuffled labels would give {parts['by_chance']:.0%} "
-        f"({ratio}, {MIN_OVERLAP:g} is needed)"
+        f"share their prompt with an honest answer {alike}; with shuffled labels {parts['by_chance']:.0%} would "
+        f"({ratio}, where {MIN_OVERLAP:g} is needed)"
     )
 
 
@@ -257,7 +257,7 @@ def _removable(analysis: Analysis, why: str) -> Finding:
     row = analysis.get("removed", "removed/margin")
     says, number, text = Answer.UNMEASURED, None, why
     if row is not None:
-        text = "the update has no gain on held-out hacks whose interval excludes 0: there is none to remove"
+        text = "the interval of the update's gain on held-out hacks includes 0: what projection removes is not measured"
     if row is not None and row.value is not None:
         number, value, p = row, row.value, row.p or 1.0
         missing, price = cost_of(analysis)
@@ -274,12 +274,13 @@ def _removable(analysis: Analysis, why: str) -> Finding:
         elif row.high < MATERIAL_REMOVED:
             says = Answer.TOO_LITTLE
         own, norm = (analysis.get("removed", f"removed/{name}") for name in ("hacks", "norm"))
-        of_own = "an unmeasured share" if own is None or own.value is None else f"{own:.0%}"
-        reverses = " (above 100%, projection turns the update against them)" if value > 1 else ""
+        is_known = own is not None and own.value is not None
+        of_own, without_signal = (f"{own:.0%}", f" and {own.null:.0%}") if is_known else ("an unmeasured share", "")
+        reverses = "; above 100%, projection turns the update against the hack" if value > 1 else ""
         text = (
-            f"projection removes {row:.0%} of the gain on held-out hacks, and {of_own} of the gain on "
-            f"these rollouts' hacks{reverses}; norm-matched shuffled pairs ({norm:.0%} of the norm) remove "
-            f"{row.null:.0%} (p = {p:.2g}); cost to honest solutions: {price}"
+            f"projection removes {row:.0%} of the gain on held-out hacks and {of_own} of the gain on these rollouts' "
+            f"hacks; shuffled pairs of the same norm ({norm:.0%} of the gradient's) remove {row.null:.0%} "
+            f"(p = {p:.2g}){without_signal}{reverses}; cost to honest solutions: {price}"
             f"{'' if selective else ', no less than that'}"
         )
     return _finding("removable", row, says, number, text)
@@ -331,7 +332,7 @@ def cost_of(analysis: Analysis) -> tuple[str, str]:
     price = f"{row:.0%} of their gain"
     if row.high < 0:
         gain = replace(row, value=-row.value, interval=Interval(low=-row.high, high=-row.low))
-        price = f"none, projection adds {gain:.0%} to their gain"
+        return "", f"none, projection adds {gain:.0%} to their gain"
     if row.high - row.low > VAGUE_COST:
         return "price", f"{price}, an interval too wide to say how much they lose"
     return "", price

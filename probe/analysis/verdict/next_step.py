@@ -41,6 +41,7 @@ from replay_pools.base.tables import flat
 SEEDS = (3, 5, 10)  # seeds per arm, for the cost of the trainings after a GO
 MORE = 4  # factor on rollouts, prompts or pairs that halves an error, or gives answers of both kinds to a prompt
 LEAST_PROMPTS = 20  # minimum advised if an interval needs prompts; its width falls with their square root
+LEAST_MIXED = 0.3  # of hacks, and of other rollouts, in a pool of a policy that does both
 ROLLOUTS = 16  # per prompt: enough for both kinds if a policy hacks 30% to 60%
 DOZEN = 12  # held-out pairs, when too few are marked
 MIXED = "mixed"  # the bundled pool of a policy that hacks and solves
@@ -214,9 +215,21 @@ def _confounded(analysis: Analysis) -> Step:
         return _more_rollouts("rewarded hacks and honest solutions to one prompt, of similar length", analysis)
     adapter = analysis.records.settings.model.adapter
     if adapter is not None and {pool.policy[1] for pool in pools} == {adapter}:
-        names = ", ".join(SCORE_NAMES[one.name] for one in apart) or "their rewards"
-        return Step("by nature", {"scores": names})
+        return _by_nature(apart)
+    if len(pools) == 1 and LEAST_MIXED <= _hack_rate(analysis) <= 1 - LEAST_MIXED:
+        if analysis.records.settings.steps is not None and (pools[0].said("counts.steps") or 0) > analysis.num_steps:
+            what = " with rewarded answers of both kinds: more of them may overlap"
+            return _more_prompts(analysis, MORE * _prompts(analysis), what)
+        return _by_nature(apart)
     return _mixed(analysis)
+
+
+def _by_nature(apart: Sequence[Estimate]) -> Step:
+    return Step("by nature", {"scores": ", ".join(SCORE_NAMES[one.name] for one in apart) or "their rewards"})
+
+
+def _hack_rate(analysis: Analysis) -> float:
+    return sum(bool(sample.hacked) for sample in analysis.sure) / max(len(analysis.sure), 1)
 
 
 def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Step:
@@ -308,6 +321,8 @@ def _readable(cause: str, analysis: Analysis) -> Step:
 def _undecided(share: Estimate, analysis: Analysis) -> Step:
     """Advise prompts if they dominate the interval's width, else pairs as well."""
     plan, named = needed(share, *DECIDED_BY[share.name]), SHARE_WORDS.get(share.name, share.name)
+    if share.n < LEAST_PROMPTS and (plan is None or plan.pairs > 1):
+        return _more_prompts(analysis, LEAST_PROMPTS, ": so few cannot say what would decide", share.n)
     if plan is None:
         why = f"neither {MAX_PROMPTS} prompts nor 8 times as many pairs would decide {named}"
         return _other_pairs(analysis, why)
