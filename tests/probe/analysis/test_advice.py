@@ -9,13 +9,16 @@ from gallery import check_command
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.estimate import Estimate
+from probe.analysis.statistics.intervals import Interval
 from probe.analysis.verdict.advice import repeat
-from probe.analysis.verdict.next_step import direction, extract, next_step
+from probe.analysis.verdict.next_step import _undecided, direction, extract, next_step
 from probe.analysis.verdict.pools import PoolFacts, sample_again
 from probe.analysis.verdict.verdict import Finding
 from probe.records.run import Run, read_run
 from probe.settings.presets import configure
 from probe.settings.words import Answer, Word
+from replay_pools.base.errors import InputError
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import UNSAFE
 
@@ -62,6 +65,20 @@ def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
     advice = next_step(Word.BROKEN, evidence, [], [broken])
     assert FIXED[part] in advice.command
     assert len(advice.command.splitlines()) <= 1
+
+
+def test_few_prompts_ask_for_prompts_and_for_nothing_else(stored: Run) -> None:
+    """What more prompts and pairs would decide is planned from the spread, of which four prompts say little."""
+    parts = {"measured": 0.06, "ceiling": 0.1, "num_held_out": 16, "sd_prompts": 2.0, "sd_ceiling": 0.05}
+    parts |= {"sd_pairs": 0.02, "sd_pairs_ceiling": 0.02, "correlation": 0.5}
+    few = Estimate(name="pull", value=0.6, interval=Interval(low=-9, high=9), n=4, unit="prompt", parts=parts)
+    assert _undecided(few, Analysis(stored)).reason == "prompts"
+    assert _undecided(replace(few, n=40), Analysis(stored)).reason == "other pairs"
+
+
+def test_a_family_that_is_none_names_those_that_are(stored: Run) -> None:
+    with pytest.raises(InputError, match="did you mean shares"):
+        Analysis(stored).of("share")
 
 
 def test_a_command_repeats_a_run_with_some_settings(stored: Run) -> None:

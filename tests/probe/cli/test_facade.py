@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 import torch
 from adapted import adapt
@@ -192,6 +193,21 @@ def test_a_direction_travels(out: Path, small: str, few_pairs: list[str]) -> Non
     other = probe.extract(small, pairs=few_pairs[1], k=1, out=out, say=silent)
     with pytest.raises(InputError, match="the same directions"):
         other.save("travels", out)
+    policy, rows = load_policy(small), [{"prompt": "Add.", "completion": text} for text in ("3", "exit()")]
+    found = probe.cosines(policy, rows, direction, cache_dir=None)
+    assert torch.equal(probe.cosines(policy, polars.DataFrame(rows), direction, cache_dir=None), found)
+
+
+def test_what_python_was_not_told_is_said_in_python(out: Path) -> None:
+    """All at once where the rows are sound; a mapping that is turned round is no mapping."""
+    rows = [{"prompt": "Add.", "completion": str(i), "reward": float(i % 2), "bad": i < 2} for i in range(4)]
+    with pytest.raises(InputError) as error:
+        probe.check(rows, out=out, say=silent)
+    assert ["pairs" in str(one) or "model" in str(one) for one in error.value.errors] == [True, True]
+    for mapping in ({"bad": "hacked"}, {"hackd": "bad"}):
+        with pytest.raises(InputError, match="expected a target"):
+            probe.check(rows, "builtin", "organism", mapping=mapping, out=out, say=silent)
+    assert error.value.__cause__ is None
 
 
 LOADS = """

@@ -280,6 +280,12 @@ VALUES: dict[str, tuple[Callable[[int], dict[str, Any]], dict[str, str], str, li
         "passed",
         [False, False, True, True],
     ),
+    "labels in words": (
+        lambda i: {"hacked": ("Hack", "clean", "honest", -1)[i]},
+        {},
+        "hacked",
+        [True, False, False, None],
+    ),
     "a text beside its last line": (
         lambda i: {"generation": f"long {i}", "answer": f"{i}", "completion": None},
         {},
