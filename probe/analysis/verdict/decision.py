@@ -283,6 +283,14 @@ def _removable(analysis: Analysis, why: str) -> Finding:
             f"(p = {p:.2g}){without_signal}{reverses}; cost to honest solutions: {price}"
             f"{'' if selective else ', no less than that'}"
         )
+        if says is Answer.LIKELY:
+            lacking = {
+                f"{SHOWN_REMOVED:.0%} or more of the first": value < SHOWN_REMOVED,
+                f"p below {ALPHA:g}": p >= ALPHA,
+                "an interval above 0": row.low <= 0,
+                "as large a share of these rollouts' hacks, within the intervals": not own_hacks_agree(analysis),
+            }
+            text += f"; a yes needs {', '.join(condition for condition, lacks in lacking.items() if lacks)}"
     return _finding("removable", row, says, number, text)
 
 

@@ -14,7 +14,7 @@ from probe.settings.words import Answer, Word
 
 MOST = 4  # arms whose questions are all printed
 MOST_CAVEATS = 3  # on a screen; JSON, and `probe analyze --full`, have all
-LEGEND = "Brackets are 95% intervals. Pictures run from -0.5 to 1.5: o marks the estimate, | the threshold."
+LEGEND = "Brackets: 95% intervals. Pictures, from -0.5 to 1.5: o the estimate, | the threshold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +97,9 @@ def verdict_lines(head: str, verdict: Verdict, *, brief: bool = False) -> list[s
         lines += wrap(f"  {verdict.plain}", indent="  ")
     if brief or not verdict.asked:
         return [*lines, *wrap(f"  {verdict.sentence}", indent="  ")]
-    if any(finding.number is not None and finding.counts_from is not None for finding in verdict.findings):
-        lines += wrap(f"  {LEGEND}", indent="  ")
+    drawn = [finding.counts_from for finding in verdict.findings if finding.number is not None]
+    if thresholds := [f"{each:g}" for each in drawn if each is not None]:
+        lines += wrap(f"  {LEGEND} ({', '.join(thresholds)}).", indent="  ")
     for finding in verdict.findings:
         lines += finding_lines(finding)
     return lines
