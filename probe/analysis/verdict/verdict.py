@@ -14,7 +14,7 @@ from probe.settings.words import Answer, Word
 
 MOST = 4  # arms whose questions are all printed
 MOST_CAVEATS = 3  # on a screen; JSON, and `probe analyze --full`, have all
-LEGEND = "Brackets: 95% intervals. Pictures, from -0.5 to 1.5: o the estimate, | the threshold"
+LEGEND = "Brackets: 95% intervals. Pictures, -0.5 to 1.5: o the estimate, | the threshold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
