@@ -41,6 +41,7 @@ from replay_pools.base.tables import flat
 SEEDS = (3, 5, 10)  # seeds per arm, for the cost of the trainings after a GO
 MORE = 4  # factor on rollouts, prompts or pairs that halves an error, or gives answers of both kinds to a prompt
 LEAST_PROMPTS = 20  # minimum advised if an interval needs prompts; its width falls with their square root
+FEWEST_TO_PLAN = 8  # prompts: the spread of fewer says little about how many decide
 LEAST_MIXED = 0.3  # of hacks, and of other rollouts, in a pool of a policy that does both
 ROLLOUTS = 16  # per prompt: enough for both kinds if a policy hacks 30% to 60%
 DOZEN = 12  # held-out pairs, when too few are marked
@@ -321,7 +322,7 @@ def _readable(cause: str, analysis: Analysis) -> Step:
 def _undecided(share: Estimate, analysis: Analysis) -> Step:
     """Advise prompts if they dominate the interval's width, else pairs as well."""
     plan, named = needed(share, *DECIDED_BY[share.name]), SHARE_WORDS.get(share.name, share.name)
-    if share.n < LEAST_PROMPTS and (plan is None or plan.pairs > 1):
+    if share.n < FEWEST_TO_PLAN and (plan is None or plan.pairs > 1):
         return _more_prompts(analysis, LEAST_PROMPTS, ": so few cannot say what would decide", share.n)
     if plan is None:
         why = f"neither {MAX_PROMPTS} prompts nor 8 times as many pairs would decide {named}"

@@ -49,7 +49,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "a difference of 0.02 [-0.05, 0.07]",
     ),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
-    "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the gain on held-out hacks, "),
+    "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the gain on held-out hacks and "),
     "confounded": (
         World(told_by="hint", pools=("teacher", "base")),
         "CONFOUNDED",
@@ -88,7 +88,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "own-hacks": (World(num_own=8, num_steps=32), "LIKELY", "from its honest solutions"),
     "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on this policy's own hacks"),
     "likely": (FEW, "LIKELY", "decide the alignment with 80% power"),
-    "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "240 held-out pairs (60 so far)"),
+    "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "20 prompts (6 so far): so few"),
     "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "held-out hacks: 4 of the same pairs"),
     "few-prompts": (SPARSE, "UNDERPOWERED", "16 prompts (4 so far): they halve the error of the cost"),
     "two-pairs": (LOUD, "UNDERPOWERED", "12 held-out pairs (3 so far)"),
@@ -118,7 +118,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "trained": (replace(BRIEF, trains=True, arms=("vanilla",)), "TRAINED", "probe analyze RUN RUN"),
 }
 # Worlds whose advice is about other rollouts, labels or rewards.
-NO_COMMAND = {"unpaid", "no-price", "no-benign", "inverted", "no-hacks-yet", "overlap", "few-prompts", "likely"}
+NO_COMMAND = {"unpaid", "no-price", "no-benign", "inverted", "no-hacks-yet", "overlap", "few-prompts", "likely", "underpowered"}
 NO_COMMAND |= {"one-side", "one-prompt", "two-prompts", "flat"}
 SEEDS = {"likely": 9, "underpowered": 9, "overlap": 2}  # of the worlds whose own is not 0
 # Worlds of a verdict and a reason that another world has, too.
