@@ -102,7 +102,7 @@ def test_the_make_targets_exist() -> None:
 
 
 def test_the_readme_is_short_and_links_every_page() -> None:
-    assert len(README.split()) <= 1500
+    assert len([word for word in README.split() if word != "|"]) <= 1500
     assert all(f"(spec/guide/{path.name})" in README for path in GUIDE.iterdir())
 
 

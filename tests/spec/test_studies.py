@@ -118,3 +118,38 @@ def test_the_table_is_judged_as_the_runs_are(planted: Planted, tmp_path: Path) -
     table.write_text("".join(kept))
     ended = CliRunner().invoke(tool.main, [str(spec.path)])
     assert ended.output.endswith("no decision: 11 of 12 runs\n")
+
+
+METHODS = ROOT / "spec/studies/methods"
+
+
+def test_the_tables_of_methods_are_those_of_the_trainings() -> None:
+    """README's and the page's, line by line; the page has the criteria and the decision as well."""
+    table = load_script(METHODS / "table.py")
+    trained = read_table(load_spec(METHODS / "methods.toml"))
+    lines = [*table.methods(trained)]
+    assert len(lines) == 2 + 18
+    page, readme = ((path).read_text(encoding="utf-8") for path in (METHODS / "methods.md", ROOT / "README.md"))
+    for line in table.brief(trained):
+        assert line in readme
+    for line in (*lines, *table.monitors(), *table.costs()):
+        assert line in page
+    findings, decision = judged(trained)
+    assert decision is not None
+    assert sum(map(len, trained.final.values())) == 76
+    assert f"### {decision.name} (spec " in page
+    for finding in findings:
+        role = " (primary)" if finding.role == "primary" else ""
+        found = re.escape(f"{finding.number:+.3g}")
+        assert re.search(rf"^\| {finding.name}{re.escape(role)} \| {finding.says} \| {found} \|$", page, re.M), finding
+
+
+def test_the_guides_numbers_are_those_of_the_table() -> None:
+    table, trained = load_script(METHODS / "table.py"), read_table(load_spec(METHODS / "methods.toml"))
+    guide = (ROOT / "spec/guide/methods.md").read_text(encoding="utf-8")
+    cells = [line.strip("| ").split(" | ") for line in table.methods(trained)]
+    known = {row[0].removeprefix("LoRA: ").partition(",")[0]: row[2:5:2] for row in reversed(cells[2:])}
+    found = re.findall(r"^\| (`[^|]+`|KL penalty|early stop)(?:, [\w ]+)? \| (\d+), (\d+) \|", guide, re.M)
+    assert len(found) == 14
+    for name, *printed in found:
+        assert printed == known[name], name

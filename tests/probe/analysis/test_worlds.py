@@ -118,8 +118,18 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "trained": (replace(BRIEF, trains=True, arms=("vanilla",)), "TRAINED", "probe analyze RUN RUN"),
 }
 # Worlds whose advice is about other rollouts, labels or rewards.
-NO_COMMAND = {"unpaid", "no-price", "no-benign", "inverted", "no-hacks-yet", "overlap", "few-prompts", "likely", "underpowered"}
-NO_COMMAND |= {"one-side", "one-prompt", "two-prompts", "flat"}
+NO_COMMAND = {
+    "unpaid",
+    "no-price",
+    "no-benign",
+    "inverted",
+    "no-hacks-yet",
+    "overlap",
+    "few-prompts",
+    "likely",
+    "underpowered",
+}
+NO_COMMAND |= {"one-side", "one-prompt", "two-prompts", "flat", "underpowered"}
 SEEDS = {"likely": 9, "underpowered": 9, "overlap": 2}  # of the worlds whose own is not 0
 # Worlds of a verdict and a reason that another world has, too.
 VARIANTS = {"no-hacks-yet", "generic-benign", "generic-half", "one-pool", "rare", "one-problem", "inverted", "unpaid",
