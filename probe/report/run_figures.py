@@ -107,8 +107,8 @@ def forest(
         if row.interval is not None:
             axes.plot(np.clip((row.interval.low, row.interval.high), *limits), (place, place), color=INK, lw=2)
             for end, marker, is_cut in (
-                (limits[0], "<", row.interval.low < limits[0]),
-                (limits[1], ">", row.interval.high > limits[1]),
+                (limits[0], "<", row.interval.low < limits[0] <= value),
+                (limits[1], ">", value <= limits[1] < row.interval.high),
             ):
                 if is_cut:
                     axes.plot([end], [place], marker, color=INK, ms=5, ls="none")

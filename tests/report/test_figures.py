@@ -45,7 +45,7 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
 
 
 def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
-    """No mark for a row without a value, an arrow beyond the limits; nothing drawn without any value."""
+    """No mark for a row without a value, an arrow where an end or a value is cut; nothing drawn without any value."""
     values = [0.3, -0.2, None, 0.05, 9.0]
     rows = [Row(f"row {i}", "", v, Interval(low=v - 0.1, high=v + 0.1) if v else None) for i, v in enumerate(values)]
     axes = axes_of(lambda axes: forest(axes, rows, limits=(-0.25, 1.0)))
@@ -54,7 +54,7 @@ def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
         for line in axes.lines
         if len(line.get_xdata()) == 1
     ]
-    assert marks == [(0.3, 0, "o"), (-0.2, 1, "o"), (0.05, 2, "o"), (1.0, 3, ">")]
+    assert marks == [(0.3, 0, "o"), (-0.25, 1, "<"), (-0.2, 1, "o"), (0.05, 2, "o"), (1.0, 3, ">")]
     ends = [tuple(line.get_xdata()) for line in axes.lines if line.get_linewidth() == 2]
     assert ends == [pytest.approx(pair) for pair in ((0.2, 0.4), (-0.25, -0.1), (-0.05, 0.15), (1.0, 1.0))]
     assert [text.get_text() for text in axes.texts][::2] == ["row 0", "row 1", "row 3", "row 4"]

@@ -274,8 +274,9 @@ def _removable(analysis: Analysis, why: str) -> Finding:
         elif row.high < MATERIAL_REMOVED:
             says = Answer.TOO_LITTLE
         own, norm = (analysis.get("removed", f"removed/{name}") for name in ("hacks", "norm"))
-        is_known = own is not None and own.value is not None
-        of_own, without_signal = (f"{own:.0%}", f" and {own.null:.0%}") if is_known else ("an unmeasured share", "")
+        of_own, without_signal = "an unmeasured share", ""
+        if own is not None and own.value is not None:
+            of_own, without_signal = f"{own:.0%}", f" and {own.null:.0%}"
         reverses = "; above 100%, projection turns the update against the hack" if value > 1 else ""
         text = (
             f"projection removes {row:.0%} of the gain on held-out hacks and {of_own} of the gain on these rollouts' "
