@@ -63,6 +63,7 @@ TARGETS = {
         "env_mode": "env_mode",
     }.items()
 }
+NAMES = {name for names in TARGETS.values() for name in names}
 PROMPTS = ("messages", "prompt", "rendered", "skipped", "prompt_ids")
 COMPLETIONS = ("completion", "completion_ids")
 KEYS = ("problem", "group")  # several columns may stand for them, as one key
@@ -72,6 +73,7 @@ SHARING = "passed"  # the target that may read another one's column
 PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
 # Names of a completion that the right answer of a problem has too, or any text next to a conversation.
 VAGUE = ("answer", "text")
+PROMPT_NAMES = {name for target in PROMPTS for name in TARGETS[target]}
 TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
 # Columns that name the weights that sampled: parts of a group that they split have to be kept apart in any proportion.
 WEIGHTS = {
@@ -100,7 +102,7 @@ SOURCES = APART | {"rollout_id", "version", "split", "phase", "mode", "stage", "
 HAVE_ANSWERS = {name for target in ("messages", *COMPLETIONS) for name in TARGETS[target]} | {
     *("traces", "tokens", "responses_create_params", "content", "completions", "responses", "outputs")
 }
-LOOKS_LIKE_ROLLOUTS = HAVE_ANSWERS | {name for target in PROMPTS for name in TARGETS[target]}
+LOOKS_LIKE_ROLLOUTS = HAVE_ANSWERS | PROMPT_NAMES
 
 
 @dataclass(slots=True)
@@ -193,8 +195,7 @@ def number_of(value: Any) -> float | None:
 
 def singular(name: str) -> str:
     """Return the name of one value of a list, if a target has it: `completion` for `completions`."""
-    known = {each for names in TARGETS.values() for each in names}
-    return name[:-1] if name.endswith("s") and name[:-1] in known and name not in known else name
+    return name[:-1] if name.endswith("s") and name[:-1] in NAMES and name not in NAMES else name
 
 
 class Column(NamedTuple):
@@ -364,13 +365,12 @@ def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str]) ->
 def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return ({target: column} by the names of columns, notes). A column stands for one target."""
     first, settled = scan.first, {*known}
-    prompt_names = {name for target in PROMPTS for name in TARGETS[target]}
     # One form of the prompt that the format knows is enough: another column would contradict it.
     if settled & {*PROMPTS}:
         settled |= {"prompt", "messages"}
     # The column of the prompt may name the group too.
     taken = {name for target, text in known.items() if target not in (*KEYS, SHARING) for name in parts_of(text)}
-    taken |= {name for target in KEYS for name in parts_of(known.get(target, ""))} - prompt_names
+    taken |= {name for target in KEYS for name in parts_of(known.get(target, ""))} - PROMPT_NAMES
     guessed: dict[str, str] = {}
     for target, names in TARGETS.items():
         free = [name for name in names if name in first and name not in taken and scan.values.get(name) != {""}]

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
-from replay_pools.logs.columns import NO_COLUMN, PAID, PROMPTS, TARGETS, Scan, opened, singular
+from replay_pools.logs.columns import NO_COLUMN, PAID, PROMPT_NAMES, TARGETS, Scan, opened, singular
 from replay_pools.logs.files import STEP, Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
 from replay_pools.pool import CAUTION, LabelNote
@@ -218,17 +218,16 @@ def _exploded(fields: Fields) -> Iterator[Fields]:
     if has_one:
         expected, found = "a reward of each answer", f"one of {num}"
         raise InputError(answers[0], expected=expected, found=found, fix="log one answer a row")
-    prompts = {name for target in PROMPTS for name in TARGETS[target]}
     lists, others = dict[str, list[Any]](), dict[str, Any]()
     for name, stored in fields.items():
-        value = stored if name in prompts else _in_rows(opened(stored), num)
-        is_prompt = name in prompts and not (name.endswith("_ids") and _is_several(value, name))
+        value = stored if name in PROMPT_NAMES else _in_rows(opened(stored), num)
+        is_prompt = name in PROMPT_NAMES and not (name.endswith("_ids") and _is_several(value, name))
         is_list = isinstance(value, list) and not is_prompt
         if is_list and len(value) != num and (name in ANSWERS or singular(name) != name):
             listed = f"{answers[0]} {num}, {name} {len(value)}"
             raise InputError("lists", expected="lists of one length", found=listed)
         (lists if is_list and len(value) == num else others)[name] = value
-    shares_prompt = not prompts & lists.keys()
+    shares_prompt = not PROMPT_NAMES & lists.keys()
     for values in zip(*lists.values(), strict=True):
         one = {singular(name): value for name, value in zip(lists, values, strict=True)}
         yield others | one | ({BLOCK: None} if shares_prompt else {})

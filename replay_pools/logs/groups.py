@@ -12,14 +12,13 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 
 from replay_pools.base.errors import Faults, InputError
-from replay_pools.logs.columns import APART, EVERY, FILE, PROMPTS, SOURCES, TARGETS
+from replay_pools.logs.columns import APART, EVERY, FILE, PROMPT_NAMES, SOURCES
 from replay_pools.logs.formats import BY_BLOCKS
 from replay_pools.logs.rollouts import Facts
 from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
 FEW = 0.1  # of the rollouts
-PROMPT_NAMES = {name for target in PROMPTS for name in TARGETS[target]}
 Group = list[Facts]
 Key = Callable[[Facts], Hashable]
 

@@ -41,7 +41,6 @@ METHODS = {
     ("trusted-k5", "trusted-random"): ("LoRA: `trusted-random`", "nothing"),
     ("similarity-quarantine", "quarantine"): ("LoRA: `similarity` x `quarantine`", "pairs"),
 }
-ENDS = "start", "middle", "end"
 
 
 def methods(table: Table) -> Iterator[str]:
