@@ -101,7 +101,6 @@ def one_after_the_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sampled, "Background", lambda *arguments, **names: Idle())
 
 
-@pytest.mark.slow  # tests/probe/runs/test_prefetch.py holds it without a server
 def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
     whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +144,6 @@ def test_the_next_batch_is_sampled_during_the_step(
     assert start.removesuffix("-batch0") == first.removesuffix("-batch1"), "both are of the policy at the start"
 
 
-@pytest.mark.slow  # another way to end; test_pushed.py holds the answer to a restarted server
 def test_a_restarted_server_ends_the_run_which_resumes_to_the_same_bytes(
     server: Any, whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -166,7 +164,6 @@ def test_a_restarted_server_ends_the_run_which_resumes_to_the_same_bytes(
     assert contents(train("restarted")) == contents(whole)
 
 
-@pytest.mark.slow  # tests/probe/runs/test_train.py holds it without a server
 def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
     server: Any, whole: Path, train: Callable[..., Path], out: Path, tmp_path: Path
 ) -> None:

@@ -130,7 +130,6 @@ def test_who_solves_is_told_by_who_sampled(others: Path) -> None:
     assert [step.solve_teacher is None for step in stored.steps] == [False] * 6 + [True] * 2
 
 
-@pytest.mark.slow  # test_train.py holds it without guests
 def test_a_run_with_guests_resumes_to_the_same_bytes(others: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off in step 6, with the weights of step 4 in the checkpoint, without the last rollouts that they sampled."""
     options = ["train", "--config", str(others / "config.json"), "--name", "others-cut", "--out", str(out)]

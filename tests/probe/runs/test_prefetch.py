@@ -74,11 +74,7 @@ def ahead_by_two(out: Path, preset: Callable[..., str]) -> Path:
 
 @pytest.mark.parametrize(
     ("settings", "name"),
-    [
-        pytest.param(ONE, "prefetch-one", marks=pytest.mark.slow),
-        pytest.param(PAST, "prefetch-past", marks=pytest.mark.slow),
-        (TWO, "prefetch-two"),
-    ],
+    [pytest.param(ONE, "prefetch-one", marks=pytest.mark.slow), (PAST, "prefetch-past"), (TWO, "prefetch-two")],
 )
 def test_a_batch_is_sampled_from_the_policy_of_n_batches_before(
     settings: dict,

@@ -141,7 +141,6 @@ def test_two_ranks_train_as_one_process_does(trained_by_two: Path, out: Path, pr
             torch.testing.assert_close(mine[module], value, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow  # tests/probe/runs/test_train.py holds it on one rank
 def test_two_ranks_killed_by_sigkill_resume_to_the_same_bytes(trained_by_two: Path, out: Path, preset: str) -> None:
     command_line = command("train", "--preset", preset, "--name", "two-killed", "--out", str(out))
     ranks = processes.start_ranks(2, command_line)
