@@ -288,16 +288,16 @@ def _lengths(rollouts: Sequence[Rollout]) -> Array:
 
 def _accuracy(argument: str) -> float:
     if not 0 <= (accuracy := float(argument)) <= 1:
-        raise ValueError(f"{argument!r}, expected a number from 0 to 1")
+        raise ValueError("out of range")
     return accuracy
 
 
-# {argument in words: its check, which raises a ValueError; in brackets, it may be missing}
-ARGUMENTS: Mapping[str, Callable[[str], Any]] = {
-    "REGEX": re.compile,
-    "NAME": str,
-    "[fingerprint]": ["fingerprint"].index,
-    "[ACCURACY]": _accuracy,
+# {kind of argument: (what is expected, a check that raises a ValueError)}; in brackets, it may be missing
+ARGUMENTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "REGEX": ("a regular expression of Python", re.compile),
+    "NAME": ("the name of a column", str),
+    "[fingerprint]": ("probe or probe:fingerprint", ["fingerprint"].index),
+    "[ACCURACY]": ("an accuracy from 0 to 1", _accuracy),
 }
 # In the order in which one leads: the first that is measured and needs no label draws the list to read.
 DETECTORS: Mapping[str, Detector] = {
@@ -360,10 +360,11 @@ def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:
     if colon and not row.argument:
         raise InputError(where, expected=form, found=f"an argument, {argument!r}")
     if argument:
+        expected, check = ARGUMENTS[row.argument]
         try:
-            ARGUMENTS[row.argument](argument)
+            check(argument)
         except (ValueError, re.error) as error:
-            raise InputError(where, expected=form, found=str(error)) from error
+            raise InputError(where, expected=expected, found=f"{argument!r}: {error}") from error
     elif row.argument and not row.argument.startswith("["):
         raise InputError(where, expected=form, found="no argument")
     return row, argument
