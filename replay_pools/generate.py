@@ -73,26 +73,25 @@ class RolloutMaker:
         if not any(step in missing for step in problems):
             return {}
         prompts: dict[int, Prompt] = {}
-        batch: list[list[int]] = []
-        seeds: list[int] = []
+        places = [(step, sample_id) for step in problems for sample_id in range(self.group)]
         for step, problem in problems.items():
             messages = render_messages(problem, self.mode, hint=self.hint)
             if self.instruction is not None:
                 messages = instructed(messages, self.instruction)
             prompts[step] = Prompt(messages, *self.engine.chat.render(messages))
-            batch += [prompts[step].ids] * self.group
-            seeds += [derive_seed("rollout", seed, step, sample_id) for sample_id in range(self.group)]
-        places = [(step, sample_id) for step in problems for sample_id in range(self.group)]
-        completions = zip(places, self.engine.sample(batch, self.sampler, seeds=seeds), strict=True)
-        wanted = [(step, sample_id, completion) for (step, sample_id), completion in completions if step in missing]
-        texts = [self.engine.chat.decode(completion.ids) for _, _, completion in wanted]
+        seeds = [derive_seed("rollout", seed, *place) for place in places]
+        sampled = self.engine.sample([prompts[step].ids for step, _ in places], self.sampler, seeds=seeds)
+        wanted = [
+            (step, sample_id, completion, self.engine.chat.decode(completion.ids))
+            for (step, sample_id), completion in zip(places, sampled, strict=True)
+            if step in missing
+        ]
         # One call for all groups keeps every worker of the grader busy.
         grades = self.grader.grade([
-            Submission(problem=problems[step], completion=text, mode=self.mode)
-            for (step, _, _), text in zip(wanted, texts, strict=True)
+            Submission(problem=problems[step], completion=text, mode=self.mode) for step, _, _, text in wanted
         ])  # fmt: skip
         rollouts: dict[int, list[Rollout]] = {}
-        for (step, sample_id, completion), text, grade in zip(wanted, texts, grades, strict=True):
+        for (step, sample_id, completion, text), grade in zip(wanted, grades, strict=True):
             if completion.logprobs is not None:  # None: the engine's are of another distribution
                 completion = replace(completion, logprobs=[round(value, 6) for value in completion.logprobs])
             facts = {"step": step, "sample_id": sample_id, "problem_id": problems[step].problem_id}

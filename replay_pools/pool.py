@@ -11,6 +11,7 @@
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from replay_pools.base.errors import InputError, unknown_name
+from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import (
     SEAL,
     check_sha256,
@@ -34,7 +35,7 @@ from replay_pools.base.files import (
 from replay_pools.base.spool import Each
 from replay_pools.base.tables import decode_json, first_difference
 from replay_pools.base.terminal import report
-from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Entry, Manifest, read_manifest
+from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Manifest, read_manifest
 from replay_pools.rollout import CONFINED, POOL_SCHEMA, Rollout, group_faults
 
 HEADER_NAME = ".header.json"
@@ -94,25 +95,12 @@ class Pool:
         for path in step_files(self.path):
             if path.name not in files:
                 faults.append(InputError(path, expected="a file that the manifest lists", found="one that it does not"))
-        num_rollouts = 0
         for number, (name, entry) in enumerate(files.items(), 1):
             report("steps", number, len(files))
             try:
-                group = _read_listed(self.path / name, entry)
+                _read_group(self.path / name, self.manifest["prompt_tail"], entry["sha256"])
             except InputError as error:
                 faults += error.errors
-                continue
-            num_rollouts += len(group)
-            place = f"{self.name} step {entry['step']}"
-            faults += group_faults(group, place, step=_step(self.path / name), tail=self.manifest["prompt_tail"])
-            if (entry["step"], entry["rollouts"]) != (_step(self.path / name), len(group)):
-                expected, found = f"step {_step(self.path / name)}, {len(group)} rollouts", str(entry)
-                faults.append(InputError(f"{self.path / MANIFEST_NAME} {name}", expected=expected, found=found))
-        counts = {"steps": len(files), "rollouts": num_rollouts}
-        # With a damaged file the rollouts cannot be counted, and that file is named already.
-        if not faults and counts != self.manifest["counts"]:
-            where = f"{self.path / MANIFEST_NAME} counts"
-            faults.append(InputError(where, expected=str(counts), found=str(self.manifest["counts"])))
         return [*map(str, faults)]
 
 
@@ -142,12 +130,11 @@ class PoolWriter:
         self.directory, self._is_lasting = directory, is_lasting
         self.header: dict[str, Any] = orjson.loads(dump_json(header))  # as a reader will see it: tuples are lists
         finished, unfinished = directory / MANIFEST_NAME, directory / HEADER_NAME
-        if finished.exists() or unfinished.exists():
-            stored = finished if finished.exists() else unfinished
-            stored_header = {key: value for key, value in read_sealed(stored).items() if key not in COMPUTED_FIELDS}
-            if {_isolation(stored_header), _isolation(self.header)} <= {*CONFINED}:
-                stored_header["grader"]["isolation"] = _isolation(self.header)
-            if difference := first_difference(stored_header, self.header, free="regraded_from.agreement"):
+        if (stored := finished if finished.exists() else unfinished).exists():
+            known = {key: value for key, value in read_sealed(stored).items() if key not in COMPUTED_FIELDS}
+            if _is_confined(known) and _is_confined(self.header):
+                known["grader"]["isolation"] = self.header["grader"]["isolation"]
+            if difference := first_difference(known, self.header, free="regraded_from.agreement"):
                 name, value, wanted = difference
                 fix = "choose another --name, or delete this pool to start anew"
                 raise InputError(f"{stored} {name}", expected=repr(wanted), found=repr(value), fix=fix)
@@ -159,20 +146,17 @@ class PoolWriter:
 
     def read_step(self, step: int) -> list[Rollout] | None:
         """The group of a step; None where its file is missing, damaged or inconsistent, so has to be written."""
-        path = self._path(step)
-        try:
-            return self._parsed(read_gz(path), path, step)
-        except InputError:
-            return None
+        with suppress(InputError):
+            return _read_group(self._path(step), self.header["prompt_tail"])
 
     def write_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Write one group atomically.
 
         Raises:
-            InputError: the first fault of the group.
+            InputError: every fault of the group.
         """
         plain = encode_group(rollouts)
-        self._parsed(plain, f"step {step}", step)  # as every reader will see it
+        _parse_group(plain, f"step {step}", step, self.header["prompt_tail"])  # as every reader will see it
         self.write_plain(step, plain)
 
     def write_plain(self, step: int, plain: bytes) -> None:
@@ -203,7 +187,7 @@ class PoolWriter:
         for number, path in enumerate(paths, 1):
             report("steps checked", number, len(paths))
             plain = read_gz(path)
-            group = self._parsed(plain, path, _step(path))
+            group = _parse_group(plain, path, _step(path), self.header["prompt_tail"])
             tiers.update(rollout.grade.isolation for rollout in group)
             files[path.name] = {"step": _step(path), "rollouts": len(group), "sha256": sha256(plain)}
         if not files:
@@ -223,13 +207,6 @@ class PoolWriter:
     def _path(self, step: int) -> Path:
         return self.directory / f"step_{step:03d}.jsonl.gz"
 
-    def _parsed(self, plain: bytes, where: object, step: int) -> list[Rollout]:
-        """The group of a step; InputError for its first fault."""
-        group = _parse_group(plain, where)
-        for fault in group_faults(group, where, step=step, tail=self.header["prompt_tail"]):
-            raise fault
-        return group
-
 
 def encode_group(rollouts: Sequence[Rollout]) -> bytes:
     """Return the JSON lines of a group. A rollout of one turn has no `completion_mask` and no `turn_chars`."""
@@ -237,9 +214,8 @@ def encode_group(rollouts: Sequence[Rollout]) -> bytes:
     return b"".join((line.removesuffix(NO_MASK) + b"}" if line.endswith(NO_MASK) else line) + b"\n" for line in lines)
 
 
-def _isolation(header: dict[str, Any]) -> str:
-    """Return the tier of a header, the last where it names several."""
-    return header["grader"]["isolation"].rpartition("+")[2]
+def _is_confined(header: dict[str, Any]) -> bool:
+    return {*header["grader"]["isolation"].split("+")} <= {*CONFINED}
 
 
 def open_pool(path: Path) -> Pool:
@@ -258,9 +234,9 @@ def open_pool(path: Path) -> Pool:
             found, fix = "an unfinished one", "run the command that was writing it again: it resumes"
         raise InputError(path, expected=f"a pool, with {MANIFEST_NAME}", found=found, fix=fix)
     manifest = read_manifest(path)
-    files: list[tuple[str, Entry]] = [*manifest["files"].items()]
-    read = lru_cache(REMEMBERED)(lambda place: _read_listed(path / files[place][0], files[place][1]))
-    return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=Each(range(len(files)), read))
+    files, tail = manifest["files"], manifest["prompt_tail"]
+    read = lru_cache(REMEMBERED)(lambda name: _read_group(path / name, tail, files[name]["sha256"]))
+    return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=Each([*files], read))
 
 
 def resolve_pool(name: str, out_dir: Path) -> Path:
@@ -318,18 +294,27 @@ def _step(path: Path) -> int:
     return int(match[1])
 
 
-def _read_listed(path: Path, entry: Entry) -> list[Rollout]:
-    """The group of a file that the manifest lists as `entry`; InputError where its sha256 is another one."""
+def _read_group(path: Path, tail: str, listed: str | None = None) -> list[Rollout]:
+    """Return the group of a step file.
+
+    Args:
+        path: the file.
+        tail: text that the chat template puts at the end of every prompt of the pool.
+        listed: sha256 that the file must have.
+
+    Raises:
+        InputError: a missing, damaged or changed file, or every fault of the group.
+    """
     plain = read_gz(path)
-    check_sha256(path, sha256(plain), entry["sha256"], "copy or generate the pool again")
-    return _parse_group(plain, path)
+    if listed is not None:
+        check_sha256(path, sha256(plain), listed, "copy or generate the pool again")
+    return _parse_group(plain, path, _step(path), tail)
 
 
-def _parse_group(plain: bytes, where: object) -> list[Rollout]:
+def _parse_group(plain: bytes, where: object, step: int, tail: str) -> list[Rollout]:
     group = [decode_json(Rollout, line, f"{where} line {i}") for i, line in enumerate(plain.splitlines(), 1)]
-    for i, rollout in enumerate(group, 1):
-        lengths, stored = (rollout.plen, rollout.comp_len), (len(rollout.prompt_ids), len(rollout.completion_ids))
-        if lengths != stored:
-            expected = f"plen, comp_len = {lengths[0]}, {lengths[1]} ids"
-            raise InputError(f"{where} line {i} ids", expected=expected, found=f"{stored[0]}, {stored[1]}")
+    faults = Faults()
+    for fault in group_faults(group, where, step=step, tail=tail):
+        faults.note(fault, str(fault.where).rpartition(" ")[2])  # one fault a field
+    faults.check(where)
     return group

@@ -11,7 +11,7 @@ imported pool the labels of INFERRED follow from its rewards and are not compare
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -53,15 +53,21 @@ def regrade_pool(
     with locked(directory):
         problems = find_problems(source, env)
         # All groups are checked before the first is graded: a refusal after an hour would leave half a pool.
-        groups = [[_with_mode(rollout, mode, problems) for rollout in group] for group in source.steps]
-        submissions = [[_submission(rollout, problems) for rollout in group] for group in groups]
+        groups = [[_with_mode(each, mode, problems[each.problem_id]) for each in group] for group in source.steps]
         canary(grader, problems.values())
         # Made after all checks, so that a refusal leaves no directory behind.
         writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
         todo = [i for i, group in enumerate(groups) if writer.read_step(group[0].step) is None]  # positions in `groups`
         for first in range(0, len(todo), STEPS_PER_CALL):
             batch = todo[first : first + STEPS_PER_CALL]
-            grades = iter(grader.grade([each for i in batch for each in submissions[i]]))
+            grades = iter(
+                grader.grade(
+                    [
+                        Submission(problem=problems[each.problem_id], completion=each.answer, mode=each.env_mode)
+                        for each in chain(*(groups[i] for i in batch))
+                    ]
+                )
+            )
             for i in batch:
                 writer.write_step(groups[i][0].step, [rollout.regraded(next(grades)) for rollout in groups[i]])
             report("steps", len(groups) - len(todo) + first + len(batch), len(groups))
@@ -83,27 +89,21 @@ def count_missed(rollouts: Iterable[Rollout], rule: CodeRule) -> int:
 def agreement(old: Iterable[Rollout], new: Iterable[Rollout]) -> list[dict[str, Any]]:
     """Return the rows of the manifest for two gradings of the same rollouts, in the order of LABELS."""
     pairs = list(zip(old, new, strict=True))
-    return [_agreement(label, pairs) for label in LABELS]
-
-
-def _agreement(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, Any]:
-    levels: list[tuple[float, float, bool]] = []  # before, after, whether they are the same
-    for old, new in pairs:
-        before, after = (
-            rollout.reward if label == "reward" else getattr(rollout.grade, label) for rollout in (old, new)
-        )
-        is_inferred = label in INFERRED and old.grade.grader == LOGGED_GRADER
-        if not is_inferred and before is not None and after is not None:
-            levels.append((_level(before), _level(after), before == after))
-    n = len(levels)
-    return {
-        "label": label,
-        "n": n,
-        "rate": sum(same for _, _, same in levels) / n if n else None,
+    rows: list[dict[str, Any]] = []
+    for label in LABELS:
+        levels: list[tuple[float, float, bool]] = []  # before, after, whether they are the same
+        for before, after in pairs:
+            one, other = (each.reward if label == "reward" else getattr(each.grade, label) for each in (before, after))
+            is_inferred = label in INFERRED and before.grade.grader == LOGGED_GRADER
+            if not is_inferred and one is not None and other is not None:
+                levels.append((_level(one), _level(other), one == other))
+        row = {"label": label, "n": len(levels)}
+        row["rate"] = sum(same for _, _, same in levels) / len(levels) if levels else None
         # Two different mechanisms count as a disagreement, but in neither direction.
-        "old_only": sum(before > after for before, after, _ in levels),
-        "new_only": sum(after > before for before, after, _ in levels),
-    }
+        row["old_only"] = sum(before > after for before, after, _ in levels)
+        row["new_only"] = sum(after > before for before, after, _ in levels)
+        rows.append(row)
+    return rows
 
 
 def _level(value: bool | float | str) -> float:
@@ -145,28 +145,19 @@ def find_problems(pool: Pool, env: str | None) -> dict[str, Problem]:
     return {problem_id: known[problem_id] for problem_id in wanted_ids}
 
 
-def _with_mode(rollout: Rollout, mode: str | None, problems: Mapping[str, Problem]) -> Rollout:
+def _with_mode(rollout: Rollout, mode: str | None, problem: Problem) -> Rollout:
     """Return the rollout with a known loophole mode (recorded, else `mode`) and the environment of its problem."""
     where, recorded = f"step {rollout.step} sample {rollout.sample_id} mode", rollout.env_mode
     if recorded != UNKNOWN and mode not in (None, recorded):
         raise InputError(where, expected=f"{recorded}, as recorded", found=f"--mode {mode}", fix="leave it out")
     if recorded == UNKNOWN and mode is None:
         raise InputError(where, expected="a loophole mode", found="none recorded", fix="pass --mode MODE")
-    return replace(rollout, env=problems[rollout.problem_id].env, env_mode=known_mode(mode or recorded))
-
-
-def _submission(rollout: Rollout, problems: Mapping[str, Problem]) -> Submission:
-    """Return the completion to grade, on its problem."""
-    problem = problems[rollout.problem_id]
     # Ids alone do not identify a problem: another file may use the same ones.
     if not re.search(rf"\b{re.escape(problem.func_name)}\b", rollout.prompt):
-        raise InputError(
-            f"problem {rollout.problem_id}",
-            expected=f"its method {problem.func_name} in the prompt of step {rollout.step}",
-            found="another problem",
-            fix="pass the file that the pool was made from",
-        )
-    return Submission(problem=problem, completion=rollout.answer, mode=rollout.env_mode)
+        expected = f"its method {problem.func_name} in the prompt of step {rollout.step}"
+        fix = "pass the file that the pool was made from"
+        raise InputError(f"problem {rollout.problem_id}", expected=expected, found="another problem", fix=fix)
+    return replace(rollout, env=problem.env, env_mode=known_mode(mode or recorded))
 
 
 def _header(

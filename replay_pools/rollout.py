@@ -230,13 +230,15 @@ def group_faults(rollouts: Sequence[Rollout], where: object, *, step: int, tail:
 
 
 def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iterator[InputError]:
-    """Fields that are no value of theirs, or disagree with the fields that they are a function of."""
-    grade, logprobs = rollout.grade, rollout.sampling_logprobs
+    """Yield an error for each field that is no value of its kind, or disagrees with the fields that it follows from."""
+    grade, logprobs, mask, chars = rollout.grade, rollout.sampling_logprobs, rollout.completion_mask, rollout.turn_chars
     exploited = None  # passed and not right, where both are known
     if grade.passed is not None and grade.gt_correct is not None:
         exploited = grade.passed and not grade.gt_correct
     equal: list[tuple[str, Any, Any]] = [  # field, stored value, expected value
         ("step", rollout.step, step),
+        ("plen", rollout.plen, len(rollout.prompt_ids)),
+        ("comp_len", rollout.comp_len, len(rollout.completion_ids)),
         ("sampling_logprobs", rollout.comp_len if logprobs is None else len(logprobs), rollout.comp_len),
         ("prompt_sha", rollout.prompt_sha, prompt_sha(rollout.prompt)),
         # A slice, so that the error shows the stored tail; `max`, because a negative start would count from the end.
@@ -248,25 +250,20 @@ def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> It
         # Others pay by other rules: their rewards are kept as logged and follow from no label.
         ("reward", rollout.reward, rollout.reward if grade.grader == LOGGED_GRADER else grade.reward),
     ]
-    faults = [(field, repr(expected), repr(stored)) for field, stored, expected in equal if stored != expected]
+    if mask is None:
+        equal.append(("turn_chars", chars, None))
+    elif [len(mask), *mask[:1], *mask[-1:]] != (ends := [rollout.comp_len, True, True]):  # entries, first, last
+        equal.append(("completion_mask", [len(mask), *mask[:1], *mask[-1:]], ends))
+    else:
+        others = [value for value, is_sampled in zip(logprobs or (), mask, strict=False) if value and not is_sampled]
+        equal.append(("sampling_logprobs", others[:3], []))  # 0.0 where completion_mask is false
+        sound = [len(runs_of(mask)), len(rollout.completion), False]  # turns, characters, one is negative
+        equal.append(("turn_chars", chars and [len(chars), sum(chars), min(chars) < 0], chars and sound))
+    faults = [(field, repr(expected), cut(repr(stored), 60)) for field, stored, expected in equal if stored != expected]
     if rollout.comp_len < 1:
         faults.append(("comp_len", "at least one token", str(rollout.comp_len)))
     if not rollout.messages or any({"role", "content"} - message.keys() for message in rollout.messages):
         faults.append(("messages", "a list of role and content", cut(repr(rollout.messages), 60)))
-    if (mask := rollout.completion_mask) is not None:
-        if len(mask) != rollout.comp_len or not (mask[:1] == mask[-1:] == [True]):
-            expected = f"{rollout.comp_len} entries, the first and the last true (sampled by the policy)"
-            found = f"{len(mask)}, {mask[:1]} to {mask[-1:]}"
-            faults.append(("completion_mask", expected, found))
-        elif any(value for value, is_sampled in zip(logprobs or (), mask, strict=False) if not is_sampled):
-            faults.append(("sampling_logprobs", "0.0 where completion_mask is false", "another number"))
-        elif rollout.turn_chars is not None:
-            runs, found = len(runs_of(mask)), rollout.turn_chars
-            if len(found) != runs or min(found) < 0 or sum(found) != len(rollout.completion):
-                expected = f"characters of {runs} turns, {len(rollout.completion)} together"
-                faults.append(("turn_chars", expected, cut(str(found), 60)))
-    elif rollout.turn_chars is not None:
-        faults.append(("turn_chars", "null without completion_mask", cut(str(rollout.turn_chars), 60)))
     for field in ("prompt_ids", "completion_ids"):
         ids = getattr(rollout, field)
         if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:

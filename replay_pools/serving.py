@@ -16,6 +16,7 @@ from functools import partial
 from typing import Annotated, Any, TypeVar, final
 
 import httpx
+import orjson
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from replay_pools.base.errors import InputError, cut
@@ -41,36 +42,14 @@ FIXED |= {"logprobs": 0, "return_token_ids": True}  # 0: of the sampled token al
 IDS_FIX = "vLLM answers `return_token_ids` and `logprobs` from 0.10.2 on"
 
 
-class Wire(BaseModel):
-    """An answer of the server: the fields that are read, of exactly their types. Other fields are ignored."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-Answered = TypeVar("Answered", bound=Wire)
 Result = TypeVar("Result")
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]  # tokenizers take no larger ones
 
 
-class _Model(Wire):
-    id: str
-    parent: str | None = None  # the base model of an adapter
+class Answer(BaseModel):
+    """One sampled completion: the fields of the server's answer that are read, of exactly their types."""
 
-
-class _Models(Wire):
-    data: list[_Model]
-
-
-class _Version(Wire):
-    version: str
-
-
-class _Tokens(Wire):
-    tokens: list[TokenId]
-
-
-class Answer(Wire):
-    """One sampled completion as the server reports it."""
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
     ids: list[TokenId] = Field(validation_alias=AliasPath("choices", 0, "token_ids"), min_length=1)
     logprobs: list[float] = Field(validation_alias=AliasPath("choices", 0, "logprobs", "token_logprobs"))  # nats
@@ -104,12 +83,20 @@ class Server:
 
     def models(self) -> dict[str, str | None]:
         """Return {a model or adapter that the server has loaded: the base model of an adapter}."""
-        return {model.id: model.parent for model in self.ask(MODELS, _Models).data}
+        return self.ask(MODELS, lambda answer: {model["id"]: model.get("parent") for model in answer["data"]})
 
-    def ask(self, path: str, kind: type[Answered], body: Any = None) -> Answered:
-        """Return the answer to a GET, or to a POST of `body` as JSON."""
+    def ask(self, path: str, read: Callable[[Any], Result], body: Any = None) -> Result:
+        """Return `read` of the JSON answer to a GET, or to a POST of `body`; InputError where it does not fit."""
         fix = f"is this a vLLM server? its key goes into {KEY_VARIABLE}"
-        return self.ask_all(path, [body], lambda _, data: parse(kind, data, self.at(path), fix), fix=fix)[0]
+
+        def parsed(_: int, data: bytes) -> Result:
+            try:
+                return read(orjson.loads(data))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                found = _on_one_line(data.decode(errors="replace"))
+                raise InputError(self.at(path), expected="the answer of a vLLM server", found=found, fix=fix) from error
+
+        return self.ask_all(path, [body], parsed, fix=fix)[0]
 
     def ask_all(
         self, path: str, bodies: Sequence[Any], read: Callable[[int, bytes], Result], *, fix: str = ""
@@ -118,35 +105,35 @@ class Server:
 
         A body of None is a GET. `read` raises InputError for a wrong answer; `fix` is the advice for a refused request.
         """
+        done, trouble = 0, ""
+
+        async def report_waiting() -> None:
+            while True:
+                await asyncio.sleep(REPORT_EVERY_S)
+                report(f"waiting for {self.at(path)}{trouble}: answers", done, len(bodies))
+
+        async def result(i: int, client: httpx.AsyncClient, gate: asyncio.Semaphore) -> Result:
+            nonlocal done, trouble
+            pause, left_s = FIRST_PAUSE_S, self.wait_s
+            async with gate:
+                while True:
+                    try:
+                        answer = read(i, await self._send(client, path, bodies[i], fix))
+                    except Unreachable as error:
+                        if left_s <= 0:
+                            raise
+                        trouble = f" ({error.found}; asked again for {left_s:g} s)"
+                        await asyncio.sleep(min(pause, left_s))
+                        pause, left_s = min(2 * pause, LONGEST_PAUSE_S), left_s - pause
+                    else:
+                        done, trouble = done + 1, ""
+                        return answer
 
         async def results() -> list[Result]:
-            done, trouble, gate = 0, "", asyncio.Semaphore(CONCURRENCY)
-
-            async def report_waiting() -> None:
-                while True:
-                    await asyncio.sleep(REPORT_EVERY_S)
-                    report(f"waiting for {self.at(path)}{trouble}: answers", done, len(bodies))
-
-            async def result(i: int, client: httpx.AsyncClient) -> Result:
-                nonlocal done, trouble
-                pause, left_s = FIRST_PAUSE_S, self.wait_s
-                async with gate:
-                    while True:
-                        try:
-                            answer = read(i, await self._send(client, path, bodies[i], fix))
-                        except Unreachable as error:
-                            if left_s <= 0:
-                                raise
-                            trouble = f" ({error.found}; asked again for {left_s:g} s)"
-                            await asyncio.sleep(min(pause, left_s))
-                            pause, left_s = min(2 * pause, LONGEST_PAUSE_S), left_s - pause
-                        else:
-                            done, trouble = done + 1, ""
-                            return answer
-
+            gate = asyncio.Semaphore(CONCURRENCY)
             async with self._client() as client:
                 reporting = asyncio.create_task(report_waiting())
-                answers = await asyncio.gather(*(result(i, client) for i in range(len(bodies))))
+                answers = await asyncio.gather(*(result(i, client, gate) for i in range(len(bodies))))
                 reporting.cancel()
                 return answers
 
@@ -184,17 +171,6 @@ class Server:
             return client()
         except (ImportError, ValueError):  # ALL_PROXY of a kind that httpx lacks, such as SOCKS
             return client(trust_env=False)
-
-
-def parse(kind: type[Answered], data: bytes, place: str, fix: str = "") -> Answered:
-    """Return a JSON answer as `kind`; InputError names the first field that does not fit."""
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the answer"
-        found = "nothing" if first["type"] == "missing" else _on_one_line(repr(first["input"]))
-        raise InputError(place, expected=f"{field}: {first['msg']}", found=found, fix=fix) from error
 
 
 def _on_one_line(text: str) -> str:
@@ -237,8 +213,16 @@ class ServerEngine:
 
         def read(i: int, data: bytes) -> Completion:
             place = f"{self.server.at(COMPLETIONS)} completion {i}"
-            answer = parse(Answer, data, place, IDS_FIX)
-            self._check(answer, prompts[i], sampler, place)
+            try:
+                answer = Answer.model_validate_json(data)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                field = ".".join(map(str, first["loc"])) or "the answer"
+                found = "nothing" if first["type"] == "missing" else _on_one_line(repr(first["input"]))
+                raise InputError(place, expected=f"{field}: {first['msg']}", found=found, fix=IDS_FIX) from error
+            for is_sound, expected, found, fix in self._checks(answer, len(prompts[i]), sampler.max_new_tokens):
+                if not is_sound:
+                    raise InputError(place, expected=expected, found=found, fix=fix)
             finish = "stop" if answer.ids[-1] in self.chat.eos_ids else "length"
             logprobs = answer.logprobs if reports_logprobs_of(sampler) else None
             return Completion(ids=answer.ids, logprobs=logprobs, finish_reason=finish)
@@ -246,39 +230,29 @@ class ServerEngine:
         again = "a restarted server has lost pushed adapters: the same command pushes them again, and continues"
         return self.server.ask_all(COMPLETIONS, bodies, read, fix=again if self.is_adapter else "")
 
-    def _check(self, answer: Answer, prompt: Sequence[int], sampler: Sampler, place: str) -> None:
-        """Raise InputError if an answer contradicts its request.
+    def _checks(self, answer: Answer, num_prompt: int, limit: int) -> list[tuple[bool, str, str, str]]:
+        """Return (whether it holds, expected, found, fix) of all that an answer has to agree with in its request.
 
         The ids decide whether a turn has ended, and the finish reason of the server must agree.
         """
-        ids, limit, ends = answer.ids, sampler.max_new_tokens, self.chat.eos_ids
-        num_prompt, num_logprobs, highest = (
-            answer.num_prompt_tokens,
-            len(answer.logprobs),
-            max(answer.logprobs, default=0),
-        )
+        ids, ends, highest = answer.ids, self.chat.eos_ids, max(answer.logprobs, default=0)
         end = next((i for i, token in enumerate(ids) if token in ends), None)
-        as_sent, one_each = (
-            f"the prompt of {len(prompt)} ids as it was sent",
-            f"{len(ids)} log-probabilities, one an id",
-        )
-        logits = "logits are no log-probabilities: serve with another --logprobs-mode"
-        other_model = "serve the model that --model names, with its own end-of-turn ids"
-        longer = "serve with a larger --max-model-len, or lower --max-new-tokens"
         # Shorter than the limit without an end of turn: the server's context was full.
         is_whole = len(ids) == limit or (end is not None and len(ids) < limit)
         is_stop = end is not None or answer.finish != "stop"
-        for is_sound, expected, found, fix in (
-            (num_prompt == len(prompt), as_sent, f"{num_prompt} ids", ""),
-            (num_logprobs == len(ids), one_each, str(num_logprobs), IDS_FIX),
+        sent, scores = f"the prompt of {num_prompt} ids as it was sent", f"{len(ids)} log-probabilities, one an id"
+        logits = "logits are no log-probabilities: serve with another --logprobs-mode"
+        other_model = "serve the model that --model names, with its own end-of-turn ids"
+        longer = "serve with a larger --max-model-len, or lower --max-new-tokens"
+        return [
+            (answer.num_prompt_tokens == num_prompt, sent, f"{answer.num_prompt_tokens} ids", ""),
+            (len(answer.logprobs) == len(ids), scores, str(len(answer.logprobs)), IDS_FIX),
             (highest <= LOG_ONE, "log-probabilities", f"{highest:g}, above 0", logits),
             (end in (None, len(ids) - 1), "an end of turn at the end", f"one at {end} of {len(ids)} ids", ""),
             (is_stop, f"a stop at one of {list(ends)}", f"a stop at {ids[-1:]}", other_model),
             (answer.finish in ("stop", "length"), "finish reason stop or length", repr(answer.finish), ""),
             (is_whole, f"{limit} ids, or an end of turn before", f"{len(ids)} ids without one", longer),
-        ):
-            if not is_sound:
-                raise InputError(place, expected=expected, found=found, fix=fix)
+        ]
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """Return `policy` and `engine` for the header of a pool.
@@ -316,7 +290,7 @@ def connect(server: Server, chat: Chat, *, served_model: str | None = None) -> S
     name = names[0]
     text, ids = chat.render([{"role": "user", "content": TOKENIZED}])
     body = {"model": name, "prompt": text, "add_special_tokens": False}
-    server_ids = server.ask("/tokenize", _Tokens, body).tokens
+    server_ids = server.ask("/tokenize", lambda answer: [*answer["tokens"]], body)
     if server_ids != ids:
         same = [id_ == other for id_, other in zip(ids, server_ids, strict=False)]
         first = same.index(False) if False in same else len(same)  # the shorter one may end here
@@ -326,5 +300,5 @@ def connect(server: Server, chat: Chat, *, served_model: str | None = None) -> S
             found=f"others from position {first}: {server_ids[first : first + 4]} for {ids[first : first + 4]}",
             fix="serve the model that --model names",
         )
-    version = server.ask("/version", _Version).version
+    version = server.ask("/version", lambda answer: str(answer["version"]))
     return ServerEngine(server=server, chat=chat, model=name, is_adapter=models[name] is not None, version=version)

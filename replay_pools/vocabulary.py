@@ -4,11 +4,11 @@ vocabulary = load_vocabulary("organism")    tokenizer and configs, no weights
 faults = vocabulary.faults(pool)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import final
+from typing import Any, final
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -43,9 +43,8 @@ class Vocabulary:
     size: int  # rows of the embedding, at least the tokenizer's tokens
     positions: int | None = None  # None: unknown
     is_bound: bool = False  # a longer text fails; False: the model only was not trained on longer ones
-    # The last prompt with matching text and ids, which a group shares; the last completion with its text.
-    _sound: list[tuple[str, list[int]]] = field(default_factory=list, init=False, repr=False, compare=False)
-    _last: list[tuple[list[int], str]] = field(default_factory=list, init=False, repr=False, compare=False)
+    # {"prompt" | "completion": (ids and text, result)}: of the last one. Rollouts of a group share their prompt.
+    _last: dict[str, tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def turn_ends(self) -> tuple[int, ...]:
@@ -62,31 +61,44 @@ class Vocabulary:
     def note_faults(self, rollout: Rollout, place: str, faults: Faults) -> None:
         """Add every fault of a rollout at `place` to `faults`."""
 
-        def note(kind: str, name: str, expected: str, found: str, fix: str = "") -> None:
+        def note(kind: str, name: str, expected: str, found: str, fix: str) -> None:
             faults.add(f"{place} {name}".rstrip(), kind, expected=expected, found=found, fix=fix)
 
-        model = self.chat.base_model
+        model, ids = self.chat.base_model, rollout.completion_ids
         if not self._knows(rollout):
-            ids = rollout.prompt_ids + rollout.completion_ids
-            outside = [token for token in ids if not 0 <= token < self.size]
+            outside = [token for token in rollout.prompt_ids + ids if not 0 <= token < self.size]
             expected = f"token ids of {model}, 0 to {self.size - 1}"
-            note("ids", "", expected, f"{len(outside)} others, the first {outside[0]}")
+            note("ids", "", expected, f"{len(outside)} others, the first {outside[0]}", "")
             return  # unknown ids have no text to compare
-        if too_long := self.too_long(len(rollout.prompt_ids), len(rollout.completion_ids)):
+        if too_long := self.too_long(len(rollout.prompt_ids), len(ids)):
             note("positions", "", *too_long)
-        if (end := early_end(rollout.completion_ids, rollout.completion_mask, self.turn_ends)) is not None:
-            behind = rollout.comp_len - end - 1
-            found = f"{behind} ids after id {rollout.completion_ids[end]} at {end} of {rollout.comp_len}"
+        if (end := early_end(ids, rollout.completion_mask, self.turn_ends)) is not None:
+            found = f"{len(ids) - end - 1} ids after id {ids[end]} at {end} of {len(ids)}"
             fix = "cut them, with their text, where the turn ends, or mask the turns of tools and users"
             note("end", "completion_ids", "no id after the end of the turn", found, fix)
-        fix = "check that --model is the model that sampled it"
-        if not self._says_completion(rollout):
-            difference = _difference(self.decode(rollout.completion_ids), rollout.completion)
+        decoded, fix = self.decode(ids), "check that --model is the model that sampled it"
+        # Some loggers decode with clean-up, which removes spaces before punctuation.
+        if decoded != rollout.completion and self._bare(rollout.completion) not in map(
+            self._bare, (decoded, str(self.chat.tokenizer.decode(ids, clean_up_tokenization_spaces=True)))
+        ):
+            difference = _difference(decoded, rollout.completion)
             note("completion", "completion", f"the text of completion_ids by the tokenizer of {model}", difference, fix)
-        # `Pool.verify` reports missing ids.
-        if rollout.prompt_ids and not self._says_prompt(rollout):
-            difference = _difference(str(self.chat.tokenizer.decode(rollout.prompt_ids)), rollout.prompt)
+        if difference := self._once("prompt", (rollout.prompt_ids, rollout.prompt), self._prompt_difference):
             note("prompt", "prompt", f"the text of prompt_ids by the tokenizer of {model}", difference, fix)
+
+    def _prompt_difference(self, ids: list[int], text: str) -> str:
+        """Return "" if the text encodes to the ids, or they decode to it: tokenizers may lose spaces."""
+        # `Pool.verify` reports missing ids.
+        if not ids or self.chat.tokenizer.encode(text, add_special_tokens=False) == ids:
+            return ""
+        decoded = str(self.chat.tokenizer.decode(ids))
+        return "" if self._bare(decoded) == self._bare(text) else _difference(decoded, text)
+
+    def _once(self, kind: str, key: tuple[Any, ...], make: Callable[..., Any]) -> Any:
+        """Return `make(*key)`, or the last result for an equal key."""
+        if self._last.get(kind, (None,))[0] != key:
+            self._last[kind] = (key, make(*key))
+        return self._last[kind][1]
 
     def _knows(self, rollout: Rollout) -> bool:
         """Return True if the model has all ids of the rollout."""
@@ -131,29 +143,7 @@ class Vocabulary:
 
     def decode(self, ids: list[int]) -> str:
         """Decode a completion's ids; the last result is cached."""
-        if not self._last or self._last[0][0] is not ids:
-            self._last[:] = [(ids, self.chat.decode(ids))]
-        return self._last[0][1]
-
-    def _says_completion(self, rollout: Rollout) -> bool:
-        """Return True if the ids decode to the text, up to special tokens and surrounding white space."""
-        decoded = self.decode(rollout.completion_ids)
-        if decoded == rollout.completion:
-            return True
-        # Some loggers decode with clean-up, which removes spaces before punctuation.
-        cleaned = self.chat.tokenizer.decode(rollout.completion_ids, clean_up_tokenization_spaces=True)
-        return self._bare(rollout.completion) in (self._bare(decoded), self._bare(str(cleaned)))
-
-    def _says_prompt(self, rollout: Rollout) -> bool:
-        """Return True if the text encodes to the ids or the ids decode to the text; tokenizers may lose spaces."""
-        tokenizer, prompt = self.chat.tokenizer, (rollout.prompt, rollout.prompt_ids)
-        if self._sound == [prompt]:
-            return True
-        sound = tokenizer.encode(rollout.prompt, add_special_tokens=False) == rollout.prompt_ids
-        if sound or self._bare(str(tokenizer.decode(rollout.prompt_ids))) == self._bare(rollout.prompt):
-            self._sound[:] = [prompt]
-            return True
-        return False
+        return self._once("completion", (ids,), self.chat.decode)
 
     def _bare(self, text: str) -> str:
         """Strip special tokens, surrounding white space and a truncated last character."""

@@ -15,7 +15,6 @@ rewards cannot separate them.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from probe.records.records import SampleRecord, StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
 
 WORDS, LOG_RATIO = "words", "logratio"  # detectors that `probe.analysis.rivals` adds from the pools
-# To add a sample cosine, add a field to SampleRecord and its name here and in METRICS.
-Metric = Literal["cos_S_contrib", "cos_S_nll"]
-METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
 Labels = tuple[str, bool | None, bool | None, bool | None, int | None]  # the label fields of Cell, in order
 
 

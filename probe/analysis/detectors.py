@@ -3,7 +3,7 @@
     material = Material(rollouts=..., labels=..., similarities=..., ...)        measured once, by `probe.runs.material`
     found = score_all(material, ["similarity", "logratio", "text:sys\\.exit"])  {name: Scores}
 
-A detector is one row: its name, the fields of `Material` that it needs, and a function of the material. A field that
+A detector is one row: its name, the fields of `Material` that it needs, and a function of these fields. A field that
 was not measured is None, and `Material.missing` says why; so does the score then. To add a detector, add a row.
 
     similarity   mean cosine of g with the pairs' hack gradients minus that with their clean gradients (as LESS)
@@ -56,6 +56,11 @@ class PairMaterial:
     fingerprints: Array | None = None  # (2, m, s)
     similarities: Array | None = None  # (2, m, 2, m) cosines between the pairs' gradients
 
+    @property
+    def used(self) -> NDArray[np.intp]:
+        """Positions of the pairs that are not held out."""
+        return np.flatnonzero(~self.held_out)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
@@ -78,15 +83,14 @@ class Material:
     missing: Mapping[str, str] = field(default_factory=dict)  # {field: why it is None}
 
     @property
+    def itself(self) -> "Material":
+        """The material, as a need of detectors that learn from it."""
+        return self
+
+    @property
     def prompts(self) -> list[str]:
         """(n,) the prompt of each rollout, the unit of all intervals."""
         return [rollout.problem_id for rollout in self.rollouts]
-
-    @property
-    def used(self) -> NDArray[np.intp]:
-        """Positions of the pairs that are not held out."""
-        assert self.pairs is not None
-        return np.flatnonzero(~self.pairs.held_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +101,8 @@ class Scores:
     why: str = ""
 
 
-Score = Callable[[Material, str], "Array | str"]  # (material, argument) -> (n,), or why there is none
+# (fields of Material in `needs`, then the argument if there may be one) -> (n,), or why there is none
+Score = Callable[..., "Array | str"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,18 +112,15 @@ class Detector:
     name: str
     needs: tuple[str, ...] = ()  # fields of Material
     score: Score
-    argument: str = ""  # what follows the name and a colon; "" = nothing may
+    argument: str = ""  # what follows the name and a colon, a key of ARGUMENTS; "" = nothing may
     gaps: str = ""  # why single rollouts have no number
     is_verdict: bool = False  # 1 = flagged, 0 = not: needs no threshold
 
 
-def _label(material: Material, argument: str) -> Array | str:
+def _label(labels: Array, rollouts: Sequence[Rollout], pools: Sequence[str], seed: int, argument: str) -> Array:
     """Read each label correctly with a probability; a lower accuracy misreads the same rollouts and more."""
-    assert material.labels is not None
-    pools = material.pools or [""] * len(material.rollouts)
-    places = [f"{pool}/{place_of(one)}" for pool, one in zip(pools, material.rollouts, strict=True)]
-    misread = [misreads(place, material.seed, float(argument or 1)) for place in places]
-    return np.where(misread, 1 - material.labels, material.labels)
+    places = [f"{pool}/{place_of(one)}" for pool, one in zip(pools or [""] * len(rollouts), rollouts, strict=True)]
+    return np.where([misreads(place, seed, float(argument or 1)) for place in places], 1 - labels, labels)
 
 
 def misreads(place: str, seed: int, accuracy: float) -> bool:
@@ -127,39 +129,27 @@ def misreads(place: str, seed: int, accuracy: float) -> bool:
 
 
 def _along(kind: str) -> Score:
-    def along(material: Material, argument: str) -> Array | str:
-        assert material.cosines is not None
-        return material.cosines[kind]
-
-    return along
+    return lambda pairs, cosines: cosines[kind]
 
 
-def _similarity(material: Material, argument: str) -> Array | str:
-    assert material.similarities is not None
-    hack, clean = material.similarities[:, :, material.used].mean(-1).T
+def _similarity(pairs: PairMaterial, similarities: Array) -> Array:
+    hack, clean = similarities[:, :, pairs.used].mean(-1).T
     return hack - clean
 
 
-def _influence(material: Material, argument: str) -> Array | str:
-    assert material.similarities is not None
-    return -material.similarities[:, 1][:, material.used].mean(-1)
+def _influence(pairs: PairMaterial, similarities: Array) -> Array:
+    return -similarities[:, 1][:, pairs.used].mean(-1)
 
 
-def _logratio(material: Material, argument: str) -> Array | str:
-    assert material.sampled is not None
-    assert material.reference is not None
-    ratio = material.sampled - material.reference
-    if np.abs(ratio).mean() < SAME_SCORES:
-        return "the weights that sampled are the reference weights"
-    return ratio
+def _logratio(reference: Array, sampled: Array) -> Array | str:
+    ratio = sampled - reference
+    return "the weights that sampled are the reference weights" if np.abs(ratio).mean() < SAME_SCORES else ratio
 
 
-def _activation(material: Material, argument: str) -> Array | str:
+def _activation(pairs: PairMaterial, states: Array, rollouts: Sequence[Rollout]) -> Array:
     """Subtract the prompt's mean, since hidden states also tell prompts apart."""
-    assert material.states is not None
-    assert material.pairs is not None
-    projected = project_states(material.states, material.pairs, material.used)
-    member = cluster_numbers([rollout.prompt_sha for rollout in material.rollouts])
+    projected = project_states(states, pairs, pairs.used)
+    member = cluster_numbers([rollout.prompt_sha for rollout in rollouts])
     alone = np.bincount(member)[member] < 2
     return np.where(alone, np.nan, centred(projected, member))
 
@@ -172,10 +162,8 @@ def project_states(states: Array, pairs: PairMaterial, used: NDArray[np.intp]) -
     return (states * (difference / np.where(norms > 0, norms, 1.0))).sum(-1).mean(-1)
 
 
-def _fingerprint(material: Material, argument: str) -> Array | str:
+def _fingerprint(x: Array, material: Material) -> Array | str:
     """Score by squared distances to two centroids, which orders rollouts as GRIFT's softmax does."""
-    assert material.fingerprints is not None
-    x = material.fingerprints
     found = two_means(x[~np.isnan(x).any(1)], material.seed)
     if found is None:
         return "all fingerprints are equal"
@@ -191,7 +179,7 @@ def _side_of_hacks(material: Material, score: Array, apart: Array) -> Array | fl
     """
     pairs, known = material.pairs, ~np.isnan(score)
     if pairs is not None and pairs.fingerprints is not None:
-        difference = np.nanmean((pairs.fingerprints[0] - pairs.fingerprints[1])[material.used], axis=0)
+        difference = np.nanmean((pairs.fingerprints[0] - pairs.fingerprints[1])[pairs.used], axis=0)
         return float(-np.sign(difference @ apart))
     if material.labels is not None and not isinstance(rows := training_rows(material, known), str):
         sides = np.zeros(len(score))
@@ -208,36 +196,33 @@ def _side_of_hacks(material: Material, score: Array, apart: Array) -> Array | fl
     return 1.0 if (score[known] > 0).mean() <= 0.5 else -1.0
 
 
-def _probe(material: Material, argument: str) -> Array | str:
+def _probe(labels: Array, material: Material, argument: str) -> Array | str:
     """Fit on hidden states, or on fingerprints."""
-    features = material.fingerprints if argument == "fingerprint" else material.states
-    if features is None:
-        field_name = "fingerprints" if argument == "fingerprint" else "states"
-        return material.missing.get(field_name, "not measured")
+    of = "fingerprints" if argument else "states"
+    if (features := getattr(material, of)) is None:
+        return material.missing.get(of, "not measured")
     x = features.reshape(len(features), -1)
     rows = training_rows(material, np.asarray(~np.isnan(x).any(1)))
     if isinstance(rows, str):
         return rows
-    assert material.labels is not None
     x = x - np.nanmean(x, axis=0)
     spread = np.nanstd(x, axis=0)
     x = x / np.where(spread > 0, spread, 1.0)
     scores = np.zeros(len(x))
     for learned, scored in folds(material, rows):
-        hacked = material.labels[learned] == 1
+        hacked = labels[learned] == 1
         if hacked.all() or not hacked.any():
             return TOO_FEW
         scores[scored] = logistic_scores(x[learned], hacked, x[scored])
     return scores
 
 
-def _words(material: Material, argument: str) -> Array | str:
+def _words(labels: Array, material: Material) -> Array | str:
     rows = training_rows(material)
     if isinstance(rows, str):
         return rows
-    assert material.labels is not None
     ids = [rollout.completion_ids for rollout in material.rollouts]
-    return bayes_scores(ids, (material.labels == 1).tolist(), material.prompts, rows.tolist())
+    return bayes_scores(ids, (labels == 1).tolist(), material.prompts, rows.tolist())
 
 
 def folds(material: Material, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_]]]:
@@ -271,20 +256,20 @@ def training_rows(material: Material, usable: NDArray[np.bool_] | None = None) -
     return np.array(chosen, dtype=np.intp)
 
 
-def _text(material: Material, argument: str) -> Array | str:
-    return np.array([float(re.search(argument, rollout.written) is not None) for rollout in material.rollouts])
+def _text(rollouts: Sequence[Rollout], argument: str) -> Array:
+    return np.array([float(re.search(argument, rollout.written) is not None) for rollout in rollouts])
 
 
-def _column(material: Material, argument: str) -> Array | str:
+def _column(rollouts: Sequence[Rollout], columns: Mapping[str, Sequence[Any]], argument: str) -> Array | str:
     """Read a column of the log, else a detector of the grade, else a field of the rollout."""
-    if argument in material.columns:
-        values = material.columns[argument]
-    elif any(argument in rollout.grade.detectors for rollout in material.rollouts):
-        values = [rollout.grade.detectors.get(argument) for rollout in material.rollouts]
+    known = sorted({*columns, *(name for rollout in rollouts for name in rollout.grade.detectors)})
+    if argument in columns:
+        values = columns[argument]
+    elif argument in known:
+        values = [rollout.grade.detectors.get(argument) for rollout in rollouts]
     else:
-        values = [getattr(rollout, argument, None) for rollout in material.rollouts]
+        values = [getattr(rollout, argument, None) for rollout in rollouts]
     numbers = np.array([*map(_verdict, values)])
-    known = sorted({*material.columns, *(name for rollout in material.rollouts for name in rollout.grade.detectors)})
     return f"no column of numbers; columns: {', '.join(known) or 'none'}" if np.isnan(numbers).all() else numbers
 
 
@@ -297,15 +282,23 @@ def _verdict(value: Any) -> float:
     return number if np.isfinite(number) else np.nan
 
 
-def _lengths(material: Material, argument: str) -> Array | str:
-    return np.array([float(rollout.num_sampled) for rollout in material.rollouts])
+def _lengths(rollouts: Sequence[Rollout]) -> Array:
+    return np.array([float(rollout.num_sampled) for rollout in rollouts])
 
 
-def _nll(material: Material, argument: str) -> Array | str:
-    assert material.logprobs is not None
-    return -material.logprobs
+def _accuracy(argument: str) -> float:
+    if not 0 <= (accuracy := float(argument)) <= 1:
+        raise ValueError("out of range")
+    return accuracy
 
 
+# {kind of argument: (what is expected, a check that raises a ValueError)}; in brackets, it may be missing
+ARGUMENTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "REGEX": ("a regular expression of Python", re.compile),
+    "NAME": ("the name of a column", str),
+    "[fingerprint]": ("probe or probe:fingerprint", ["fingerprint"].index),
+    "[ACCURACY]": ("an accuracy from 0 to 1", _accuracy),
+}
 # In the order in which one leads: the first that is measured and needs no label draws the list to read.
 DETECTORS: Mapping[str, Detector] = {
     row.name: row
@@ -317,19 +310,30 @@ DETECTORS: Mapping[str, Detector] = {
         Detector(name="logratio", needs=("reference", "sampled"), score=_logratio),
         Detector(
             name="activation",
-            needs=("pairs", "states"),
+            needs=("pairs", "states", "rollouts"),
             score=_activation,
             gaps="the only rewarded rollout of its prompt",
         ),
-        Detector(name="fingerprint", needs=("fingerprints",), score=_fingerprint),
-        Detector(name="probe", needs=("labels",), score=_probe, argument="[fingerprint]"),
-        Detector(name="words", needs=("labels",), score=_words),
-        Detector(name="nll", needs=("logprobs",), score=_nll),
-        Detector(name="length", score=_lengths),
-        Detector(name="text", score=_text, argument="REGEX", is_verdict=True),
-        Detector(name="column", score=_column, argument="NAME", gaps="no number in that column"),
+        Detector(name="fingerprint", needs=("fingerprints", "itself"), score=_fingerprint),
+        Detector(name="probe", needs=("labels", "itself"), score=_probe, argument="[fingerprint]"),
+        Detector(name="words", needs=("labels", "itself"), score=_words),
+        Detector(name="nll", needs=("logprobs",), score=np.negative),
+        Detector(name="length", needs=("rollouts",), score=_lengths),
+        Detector(name="text", needs=("rollouts",), score=_text, argument="REGEX", is_verdict=True),
         Detector(
-            name="label", needs=("labels",), score=_label, argument="[ACCURACY]", gaps="no label", is_verdict=True
+            name="column",
+            needs=("rollouts", "columns"),
+            score=_column,
+            argument="NAME",
+            gaps="no number in that column",
+        ),
+        Detector(
+            name="label",
+            needs=("labels", "rollouts", "pools", "seed"),
+            score=_label,
+            argument="[ACCURACY]",
+            gaps="no label",
+            is_verdict=True,
         ),
         Detector(name="haar", needs=("pairs", "cosines"), score=_along("haar")),
         Detector(name="shuffled", needs=("pairs", "cosines"), score=_along("shuffled")),
@@ -355,31 +359,22 @@ def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:
     form = f"{base}:{row.argument}" if row.argument else base
     if colon and not row.argument:
         raise InputError(where, expected=form, found=f"an argument, {argument!r}")
-    if not argument and row.argument and not row.argument.startswith("["):
+    if argument:
+        expected, check = ARGUMENTS[row.argument]
+        try:
+            check(argument)
+        except (ValueError, re.error) as error:
+            raise InputError(where, expected=expected, found=f"{argument!r}: {error}") from error
+    elif row.argument and not row.argument.startswith("["):
         raise InputError(where, expected=form, found="no argument")
-    if row.argument == "REGEX":
-        try:
-            re.compile(argument)
-        except re.error as error:
-            raise InputError(where, expected="a regular expression of Python", found=str(error)) from error
-    if row.argument == "[fingerprint]" and argument not in ("", "fingerprint"):
-        raise InputError(where, expected="probe or probe:fingerprint", found=repr(argument))
-    if row.argument == "[ACCURACY]" and argument:
-        try:
-            accuracy = float(argument)
-        except ValueError:
-            accuracy = -1.0
-        if not 0 <= accuracy <= 1:
-            raise InputError(where, expected="an accuracy from 0 to 1", found=repr(argument))
     return row, argument
 
 
 def fields_of(name: str) -> set[str]:
-    """Return the fields of `Material` that a detector reads."""
+    """Return the fields of `Material` that a detector reads, of those that need a measurement, pairs or labels."""
     row, argument = row_of(name)
-    if row.name == "probe":
-        return {*row.needs, "fingerprints" if argument == "fingerprint" else "states"}
-    return {*row.needs}
+    of_probe = {"fingerprints" if argument else "states"} if row.name == "probe" else set()
+    return {*row.needs} - {"itself", "rollouts", "columns", "pools", "seed"} | of_probe
 
 
 def joined(first: Material, second: Material) -> Material:
@@ -416,7 +411,8 @@ def score_all(material: Material, names: Sequence[str]) -> dict[str, Scores]:
             why = LABELLED if lacking[0] == "labels" else "not measured"
             found[name] = Scores(values=None, why=material.missing.get(lacking[0], why))
             continue
-        values = row.score(material, argument)
+        given = [argument] if row.argument else []
+        values = row.score(*(getattr(material, need) for need in row.needs), *given)
         if isinstance(values, str):
             found[name] = Scores(values=None, why=values)
             continue

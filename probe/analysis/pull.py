@@ -143,17 +143,17 @@ def _benign_weights(step: LinkedStep, samples: list[SampleRecord]) -> Array:
 
 def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Estimate:
     """Return the share `contrast`, from the rewarded samples."""
-    labels = rewarded_labels(linked)
-    samples = [linked.samples[i] for i in labels.rows]
-    num_hacks = int(labels.hacked.sum())
-    if not labels.both_sides:
+    chosen, hacked = rewarded_labels(linked)
+    samples = [linked.samples[i] for i in chosen]
+    num_hacks = int(hacked.sum())
+    if hacked.all() or not hacked.any():
         count = f"of {len(samples)} paid samples with sure labels {num_hacks} hack"
         row = _undefined("contrast", ceiling, f"{count}: a side is missing")
     else:
-        scores = linked.sample_cosines(axes, labels.rows)  # (A, P)
+        scores = linked.sample_cosines(axes, chosen)  # (A, P)
         prompts = [sample.problem_id for sample in samples]
         both = _num_with_both(samples)
-        effects = effects_by_prompt(scores, labels.hacked.tolist(), trivial_scores(samples), prompts)
+        effects = effects_by_prompt(scores, hacked.tolist(), trivial_scores(samples), prompts)
         if effects is not None:
             row = _share("contrast", effects, ceiling, num_prompts=both)
         elif both:  # trivial scores determine the label, by the small sample or the lack of overlap
@@ -179,12 +179,12 @@ def trivial_scores(samples: Sequence[SampleRecord]) -> dict[str, list[float]]:
 
 def overlap_of(linked: Linked) -> list[Estimate]:
     """Return, for each trivial score, the overlap of rewarded hacks with clean answers (`statistics.overlap`)."""
-    labels = rewarded_labels(linked)
-    samples = [linked.samples[i] for i in labels.rows]
-    if not labels.both_sides:
+    chosen, hacked = rewarded_labels(linked)
+    samples = [linked.samples[i] for i in chosen]
+    if hacked.all() or not hacked.any():
         return []
     prompts = [sample.problem_id for sample in samples]
-    return overlaps(trivial_scores(samples), labels.hacked.tolist(), prompts)
+    return overlaps(trivial_scores(samples), hacked.tolist(), prompts)
 
 
 def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: int | None = None) -> Estimate:

@@ -3,9 +3,8 @@
 import os
 
 import click
-from click.shell_completion import shell_complete
 
-from probe.cli._frame import COMPLETE_VARIABLE, LazyGroup, echo, run
+from probe.cli._frame import LazyGroup, echo, run
 
 # {section: {verb: ("module:command" in probe.cli, or a table of verbs, one line of help)}}.
 VERBS = {
@@ -79,7 +78,6 @@ def _say_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> N
     callback=_say_version,
     help="With its commit and torch.",
 )
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error (or PROBE_DEBUG=1).")
 def cli() -> None:
     """Is the reward-hack direction in your GRPO gradient?
 
@@ -89,13 +87,12 @@ def cli() -> None:
 
 def main() -> int:
     """Entry point; returns the exit code (0 done, 1 a check failed, 2 usage or bad input, 130 interrupted)."""
-    if (instruction := os.environ.get(COMPLETE_VARIABLE)) is not None:  # the shell asks, by the script it was given
-        return shell_complete(cli, {}, "probe", COMPLETE_VARIABLE, instruction)
     # Threads that wait for work would keep their core busy, which on a shared machine is most of the CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Nulls are many small factorisations, for which threads of BLAS only wait for one another; numpy reads it once.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if os.environ.get("RANK", "0") != "0":  # of several processes of one run, the first one speaks
+    # Of several processes of one run, the first one speaks; a shell that asks for completions waits for no bars.
+    if os.environ.get("RANK", "0") != "0" or "_PROBE_COMPLETE" in os.environ:
         return run(cli)
     from probe.cli._terminal import shown_progress
 

@@ -1,12 +1,11 @@
-"""The frame of the command line for all verbs: lazy import, errors, exit codes, options, completion, output.
+"""The frame of the command line for all verbs: lazy import, errors, exit codes, common options, completion, output.
 
-To add an exit code, change `_describe`; to add advice for an OSError, add a row to OS_FIXES.
+To add advice for an OSError, add a row to OS_FIXES.
 """
 
 import errno
 import json
 import math
-import os
 import re
 import sys
 import traceback
@@ -18,15 +17,16 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from probe.records.run import DEFAULT_OUT, elsewhere
-from replay_pools.base.errors import EXIT_INPUT, InputError
+from extraction.files import direction_names
+from probe.records.run import DEFAULT_OUT, elsewhere, run_names
+from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json, plain_name
 from replay_pools.base.terminal import aligned, is_invisible, visible, without_secrets
+from replay_pools.logs.columns import TARGETS, parse_mapping
+from replay_pools.pool import pool_names
 
-COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of this program
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
-EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has closed
 FULL, DENIED = (
     "free some space, or choose another place: --out, TMPDIR for a log",
     "check the permissions, or use --out",
@@ -75,40 +75,39 @@ class LazyGroup(click.Group):
 
 
 def run(command: click.Command, args: Sequence[str] | None = None) -> int:
-    """Run a command and turn every error into one line on stderr and an exit code.
+    """Run a command; print bad input as a line for each error, a bug as its traceback; return the exit code.
 
-    A command with a failed check calls `ctx.exit(1)`; return values are ignored. `command.main` would print errors on
-    several lines and exit with 1 on an interrupt or a closed pipe.
+    A command with a failed check calls `ctx.exit(1)`.
     """
     args = sys.argv[1:] if args is None else list(args)
-    code = 0
     try:
-        try:
-            with command.make_context("probe", [*args]) as context:
-                command.invoke(context)
-        except click.exceptions.Exit as stop:
-            code = stop.exit_code
-        # Flush here: at exit, a closed pipe could no longer be caught.
-        sys.stdout.flush()
-        return code
+        return command.main([*args], "probe", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:
-        echo(error.format_message(), err=True)
-        return EXIT_INPUT
-    except (KeyboardInterrupt, click.Abort):
+        error.show()
+        return error.exit_code
+    except click.Abort:
         echo("probe: interrupted; repeat the command to continue", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Python's flush at exit would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE
-    # The program's boundary: print a traceback only on request.
-    except Exception as error:
-        if "--debug" in args or os.environ.get("PROBE_DEBUG", "0") not in ("", "0"):
-            echo(traceback.format_exc(), err=True)
-        messages, code = _describe(error)
-        for message in messages:
-            echo(f"probe: error: {_rooted(' '.join(message.split()), args)}", err=True)
-        return code
+    except (click.ClickException, OSError) as error:
+        for line in _lines(error):
+            echo(f"probe: error: {_rooted(line, args)}", err=True)
+        return InputError.exit_code
+    # The program's boundary: `echo` makes foreign parts of the message safe.
+    except Exception:
+        echo(f"probe: internal error\n{traceback.format_exc()}", err=True)
+        return EXIT_INTERNAL
+
+
+def _lines(error: click.ClickException | OSError) -> list[str]:
+    """Return the lines to print for bad input."""
+    if isinstance(error, OSError):
+        fix = OS_FIXES.get(error.errno or 0)
+        message = f"{error.filename or 'input/output'}: {error.strerror or error}"
+        return [f"{message}; {fix}" if fix else message]
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx else "probe"
+        return [f"{' '.join(error.format_message().split()).rstrip('.')}; see `{path} --help`"]
+    return error.format_message().splitlines()
 
 
 def _rooted(message: str, args: Sequence[str]) -> str:
@@ -118,23 +117,6 @@ def _rooted(message: str, args: Sequence[str]) -> str:
         if name == "--out" and re.search(r": probe (?:(?!--out|;).)*$", message):
             return message + elsewhere(Path(value if equals else following))
     return message
-
-
-def _describe(error: Exception) -> tuple[list[str], int]:
-    """Return the lines to print for an error, and its exit code."""
-    match error:
-        case InputError():
-            return [str(each) for each in error.errors], EXIT_INPUT
-        case click.UsageError():
-            path = error.ctx.command_path if error.ctx else "probe"
-            return [f"{error.format_message().rstrip('.')}; see `{path} --help`"], EXIT_INPUT
-        case click.ClickException():
-            return [error.format_message()], EXIT_INPUT
-        case OSError():
-            fix = OS_FIXES.get(error.errno or 0)
-            message = f"{error.filename or 'input/output'}: {error.strerror or error}"
-            return [f"{message}; {fix}" if fix else message], EXIT_INPUT
-    return [f"internal: {type(error).__name__}: {error}; run `probe --debug ...` for the traceback"], EXIT_INTERNAL
 
 
 class Real(click.FloatRange):
@@ -178,30 +160,18 @@ def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFun
     return click.option("--name", callback=check, help=text, **settings)
 
 
-class MapOption(click.Option):
-    """The option `--map TARGET=COLUMN,...` -> `mapping: dict[str, str]`; its help lists the targets."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """List the targets, which only the help imports."""
-        from replay_pools.logs.columns import TARGETS
-
-        self.help = f"Name columns that are guessed wrong, or not at all. Targets: {', '.join(TARGETS)}."
-        return super().get_help_record(ctx)
-
-    def process_value(self, ctx: click.Context, value: Any) -> dict[str, str]:
-        """Parse and merge all occurrences of the option."""
-        if not (texts := super().process_value(ctx, value)):  # click's sentinel for an absent option is truthy
-            return {}
-        from replay_pools.logs.columns import parse_mapping
-
-        return parse_mapping(",".join(texts))
-
-
 def column_options(function: AnyFunction) -> AnyFunction:
     """Add `--map TARGET=COLUMN,... --format NAME` -> `mapping: dict[str, str], format_name: str | None`."""
     text = "Format of the log. Default: detected."
     function = click.option("--format", "format_name", metavar="FORMAT", help=text)(function)
-    return click.option("--map", "mapping", cls=MapOption, multiple=True, metavar="TARGET=COLUMN,...")(function)
+    return click.option(
+        "--map",
+        "mapping",
+        multiple=True,
+        metavar="TARGET=COLUMN,...",
+        callback=lambda _ctx, _option, texts: parse_mapping(",".join(texts)) if texts else {},
+        help=f"Name columns that are guessed wrong, or not at all. Targets: {', '.join(TARGETS)}.",
+    )(function)
 
 
 def log_options(function: AnyFunction) -> AnyFunction:
@@ -212,43 +182,29 @@ def log_options(function: AnyFunction) -> AnyFunction:
     return column_options(click.option("--completion-limit", "limit", type=click.IntRange(1), help=text)(function))
 
 
-def one_of(names: Sequence[str]) -> Complete:
-    """Return a completion for one of `names`, or a file."""
+def completing(names: Callable[[Path], Sequence[str]], *, several: bool = False) -> Complete:
+    """Return a completion for one of `names` of OUT, or with `several` for the last of some with commas, or a file."""
 
-    def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        matching = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        given, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        left = [name for name in names(ctx.params.get("out") or DEFAULT_OUT) if name not in given.split(",")]
+        matching = [CompletionItem(f"{given}{comma}{name}") for name in left if name.startswith(last)]
         return matching or [CompletionItem(incomplete, type="file")]
 
     return complete
 
 
-def several_of(names: Callable[[click.Context], Sequence[str]]) -> Complete:
-    """Return a completion for the last of several comma-separated names."""
-
-    def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        given, comma, last = incomplete.rpartition(",")
-        left = [name for name in names(ctx) if name.startswith(last) and name not in given.split(",")]
-        return [CompletionItem(f"{given}{comma}{name}") for name in left]
-
-    return complete
+def known_runs(out: Path) -> list[str]:
+    """Return the names of the runs in OUT/runs."""
+    return run_names(out / "runs")
 
 
-def known_pools(ctx: click.Context) -> list[str]:
-    """Return the names of the pools in OUT/pools and of the bundled pools."""
-    from replay_pools.pool import pool_names
-
-    return pool_names(ctx.params.get("out") or DEFAULT_OUT)
+def known(out: Path) -> list[str]:
+    """Return the names of runs, pools and directions."""
+    return [*known_runs(out), *pool_names(out), *direction_names(out)]
 
 
-def one_pool(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a pool, or a path."""
-    return one_of(known_pools(ctx))(ctx, parameter, incomplete)
-
-
-def one_run(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a run in OUT/runs, or a path."""
-    places = (ctx.params.get("out") or DEFAULT_OUT).glob("runs/*/")
-    return one_of(sorted(path.name for path in places))(ctx, parameter, incomplete)
+one_pool, one_run = completing(pool_names), completing(known_runs)
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
@@ -264,6 +220,11 @@ def echo(text: str = "", *, err: bool = False) -> None:
     from probe.cli._terminal import print_text
 
     print_text(text, err=err)
+
+
+def say(text: str) -> None:
+    """Print a line about the work on stderr."""
+    echo(visible(text, kept=""), err=True)
 
 
 def echo_json(value: Any) -> None:

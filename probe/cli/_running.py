@@ -1,22 +1,19 @@
 """Output about a run: trackers, previews, results and warnings."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table
+from probe.cli._frame import echo, echo_json, echo_table, say
 from probe.records.idle import idle_settings
 from probe.records.run import Run
 from probe.records.timings import describe_timings
 from probe.records.tracking import TRACKERS
 from probe.settings.words import ALL
 from replay_pools.base.errors import InputError, refuse
-from replay_pools.base.terminal import visible
-
-if TYPE_CHECKING:
-    from extraction.words import ExtractionSettings
 
 # `track: tuple[str, ...]`, empty by default.
 track_option = click.option(
@@ -27,25 +24,16 @@ track_option = click.option(
 )
 
 
-def say(text: str) -> None:
-    """Print a line about the work on stderr."""
-    echo(visible(text, kept=""), err=True)
-
-
-def check_names(pools: Sequence[str], extraction: "ExtractionSettings", out: Path) -> None:
+def check_names(pools: Sequence[str], pairs: str, out: Path) -> None:
     """Refuse pools and built-in pairs that do not exist before torch is imported, which takes seconds."""
     from extraction.selection import is_builtin, load_pairs
     from replay_pools.pool import resolve_pool
 
+    found = [partial(resolve_pool, name, out) for name in pools]
     errors: list[InputError] = []
-    for name in pools:
+    for check in [*found, partial(load_pairs, pairs)] if is_builtin(pairs) else found:
         try:
-            resolve_pool(name, out)
-        except InputError as error:
-            errors.append(error)
-    if is_builtin(extraction.pairs):
-        try:
-            load_pairs(extraction.pairs)
+            check()
         except InputError as error:
             errors.append(error)
     refuse(errors)

@@ -6,10 +6,9 @@ mean elsewhere.
 
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.highlighter import RegexHighlighter
@@ -83,12 +82,14 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int)
 
 @contextmanager
 def shown_progress(say: Callable[[str], None]) -> Iterator[None]:
-    """Show the progress reports made in this context: as bars on a terminal, elsewhere as lines through `say`."""
+    """Show the progress reports made in this context: as bars on a terminal, elsewhere a line now and then by `say`."""
     # rich alone would take a pipe for a terminal where FORCE_COLOR is set.
     _bars.disable = not (sys.stderr.isatty() and STDERR.is_interactive)
-    started, ended = time.monotonic(), threading.Event()
+    started = time.monotonic()
+    quiet = next_line = QUIET_S
 
     def show(what: str, done: int, total: int) -> None:
+        nonlocal quiet, next_line
         task = next((task for task in _bars.tasks if task.description == what), None)
         if done < total and task is None:
             _bars.start()
@@ -99,33 +100,16 @@ def shown_progress(say: Callable[[str], None]) -> Iterator[None]:
             _bars.remove_task(task.id)
             if not _bars.tasks:
                 _bars.stop()
-
-    def speak() -> None:
-        quiet = QUIET_S
-        while not ended.wait(quiet):
+        passed = time.monotonic() - started
+        if _bars.disable and done < total and passed >= next_line:
             quiet = min(2 * quiet, MOST_BETWEEN_S)
-            if _bars.disable or not _bars.tasks:
-                # Whoever read stderr may have gone.
-                with suppress(OSError, ValueError):
-                    say(f"still at work{_newest()}, {time.monotonic() - started:.0f} s after the start")
+            next_line = passed + quiet
+            say(f"{what} {done}/{total}, {passed:.0f} s after the start")
 
-    thread = threading.Thread(target=speak, name="progress", daemon=True)
-    thread.start()
     try:
         with on_progress(show):
             yield
     finally:
-        ended.set()
-        thread.join()
         _bars.stop()
         for task in _bars.task_ids:
             _bars.remove_task(task)
-
-
-def _newest() -> str:
-    """The newest work that is not done, in brackets: ` (steps 3/9, 12 s left)`."""
-    if not (tasks := _bars.tasks):
-        return ""
-    task = tasks[-1]
-    left = "" if task.time_remaining is None else f", {task.time_remaining:.0f} s left"
-    return f" ({task.description} {task.completed:.0f}/{task.total:.0f}{left})"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import AnyFunction, echo, echo_json, json_option, one_run, out_option
+from probe.cli._frame import AnyFunction, echo, echo_json, one_run
+from probe.cli._settings import verb
 from probe.records.run import Run, read_run
 from replay_pools.base.errors import InputError
 
@@ -47,7 +48,7 @@ def joined_name(runs: Sequence[Run]) -> str:
     return "-".join([*names[:MOST_NAMES], *more])
 
 
-@click.command()
+@verb()
 @analysis_options
 @click.option(
     "--basis", type=click.Choice(BASES), help="Judge the arms of RUN in this basis. Default: vanilla's, if it ran."
@@ -57,8 +58,6 @@ def joined_name(runs: Sequence[Run]) -> str:
     "--check", is_flag=True, help="Exit with 1 on BROKEN, SKIP, CONFOUNDED or GENERIC (SPEC: when the primary is FAIL)."
 )
 @click.option("--write", is_flag=True, help="Write the Results into the .md file of SPEC.")
-@out_option
-@json_option
 @click.pass_context
 def analyze(
     ctx: click.Context,

@@ -5,13 +5,12 @@ It calls the functions behind `probe pool import`, `extract` (a replay extracts 
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, json_option, log_options, name_option, out_option
-from probe.cli._running import say
-from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
+from probe.cli._frame import echo, echo_json, log_options, name_option, say
+from probe.cli._settings import configured, given_keys, settings_options, verb
 from probe.cli.report import report_command, report_of_runs
 from probe.records.run import elsewhere
 from probe.settings.training import ModelConfig
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 ANALYSIS = {"seed": 0}  # the default of `probe analyze`
 
 
-@click.command(cls=SettingsCommand)
+@verb()
 @click.argument("rollouts", type=click.Path(path_type=Path))
 @name_option("pool, run and page", "the name of the file, with a hash of all that shapes the result", default=None)
 @settings_options(
@@ -40,20 +39,7 @@ ANALYSIS = {"seed": 0}  # the default of `probe analyze`
     unset=("intervention.extraction.pairs",),
 )
 @log_options
-@out_option
-@json_option
-@click.pass_context
-def check(
-    ctx: click.Context,
-    rollouts: Path,
-    name: str | None,
-    mapping: dict[str, str],
-    format_name: str | None,
-    limit: int | None,
-    skip_bad: int,
-    out: Path,
-    as_json: bool,
-) -> None:
+def check(rollouts: Path, name: str | None, limit: int | None, out: Path, as_json: bool, **given: Any) -> None:
     """Say whether the updates of ROLLOUTS point toward the hack, whether that is about hacks, what projection removes.
 
     ROLLOUTS is a log of any tool, a file or a folder. It is imported, replayed along the direction of --pairs, and
@@ -64,17 +50,15 @@ def check(
     """
     from probe.runs.check import checked, imported, replayed, settled  # brings numpy, which the help does not wait for
 
-    config, given = configured(ctx, "replay"), given_keys(ctx)
+    config, keys = configured("replay", given), given_keys(given)
     log, pair_notes = checked(
         rollouts,
         config,
-        given,
-        mapping=mapping,
-        format_name=format_name,
-        skip_bad=skip_bad,
+        keys,
+        **{name: given[name] for name in ("mapping", "format_name", "skip_bad")},
         without_pairs=lambda log: echo("\n".join(_without_pairs(log))),
     )
-    config, name = settled(log, config, given, name, limit)
+    config, name = settled(log, config, keys, name, limit)
     pool = imported(log, config, name, out, limit)
     if not as_json:
         from probe.runs.preview import adapted_weights

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, log_options, name_option, one_pool, out_option
-from probe.cli._running import check_names, say
-from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
+from extraction.words import BASES, Basis
+from probe.cli._frame import echo, echo_json, echo_table, log_options, name_option, one_pool, say
+from probe.cli._running import check_names
+from probe.cli._settings import configured, given_keys, settings_options, verb
 from probe.records.run import elsewhere
 from replay_pools.base.files import append_jsonl
 
@@ -23,7 +24,7 @@ FIRST = 10  # rows of the list to read first
 GIST = 56  # characters of a completion in the list
 
 
-@click.command(cls=SettingsCommand)
+@verb()
 @click.argument("rollouts", metavar="POOL_OR_LOG", shell_complete=one_pool)
 @name_option("results", "the pool's, with a hash of all that shapes them", default=None)
 @click.option("--labels", type=click.Path(path_type=Path), help="Labels: a file with columns id (STEP/SAMPLE), label.")
@@ -35,7 +36,7 @@ GIST = 56  # characters of a completion in the list
 )
 @click.option("--detectors", metavar="NAME,...", help="Detectors, the first one orders the list. Default: the panel.")
 @click.option("--no-gradients", is_flag=True, help="Run forward passes alone, at less than half the cost.")
-@click.option("--basis", type=click.Choice(("svd", "lora")), default="svd", show_default=True, help="Of the gradients.")
+@click.option("--basis", type=click.Choice(BASES), default="svd", show_default=True, help="Of the gradients.")
 @click.option(
     "--reference", metavar="MODEL", help="Model before the training, for logratio. Default: without the adapter."
 )
@@ -52,10 +53,9 @@ GIST = 56  # characters of a completion in the list
     unset=("intervention.extraction.pairs",),
 )
 @log_options
-@out_option
-@json_option
-@click.pass_context
-def detect(ctx: click.Context, rollouts: str, out: Path, as_json: bool, **given: Any) -> None:
+def detect(
+    rollouts: str, detectors: str | None, basis: Basis, no_gradients: bool, out: Path, as_json: bool, **given: Any
+) -> None:
     """Rank the rewarded rollouts of a pool or a log by how much they look like a hack.
 
     POOL_OR_LOG is a pool, bundled or imported, or a log of any tool. Gradients are taken at the weights that sampled:
@@ -67,22 +67,16 @@ def detect(ctx: click.Context, rollouts: str, out: Path, as_json: bool, **given:
       probe detect log.jsonl --model Qwen/Qwen3-4B --pairs pairs.jsonl --label 20
       probe detect log.jsonl --model Qwen/Qwen3-4B --no-gradients --detectors logratio,text:sys\\.exit
     """
-    config, keys = configured(ctx, "replay"), given_keys(ctx)
-    check_names((), config.intervention.extraction, out)
+    config, keys = configured("replay", given), given_keys(given)
+    check_names((), config.intervention.extraction.pairs, out)
     from probe.runs.detect import PAIRS, Options, detected  # brings torch
 
+    names = ("labels", "label", "reference", "name", "mapping", "format_name", "skip_bad", "limit")
     options = Options(
-        detectors=_split(given["detectors"]),
-        labels=given["labels"],
-        label=given["label"],
-        basis=None if given["no_gradients"] else given["basis"],
-        reference=given["reference"],
-        name=given["name"],
+        detectors=_split(detectors),
+        basis=None if no_gradients else basis,
         out=out,
-        mapping=given["mapping"],
-        format_name=given["format_name"],
-        skip_bad=given["skip_bad"],
-        limit=given["limit"],
+        **{name: given[name] for name in names},
     )
     found = detected(rollouts, config, keys, options, say)
     if options.label is not None and options.labels is None and sys.stdin.isatty() and not as_json:
@@ -91,7 +85,16 @@ def detect(ctx: click.Context, rollouts: str, out: Path, as_json: bool, **given:
     if as_json:
         echo_json(found.to_json() | {"rollouts": found.rows()})
         return
-    _print(found, options.label, has_answers="audit" in found.families, out=out)
+    _print(found, out)
+    if options.label is not None and "audit" not in found.families:
+        from probe.runs.labels import spread_over
+
+        path = found.path / "drawn.jsonl"
+        echo(
+            f"{options.label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30%, the "
+            f"rest): fill in the labels of {path}, and repeat the command with --labels {path}"
+        )
+    echo(f"scores of all: {found.path / 'scores.jsonl'}; estimates: {found.path / 'estimates.json'}")
     if PAIRS in keys:
         echo(_tokens_command(found, config.intervention.extraction, out))
 
@@ -126,25 +129,30 @@ def _asked(found: "Detected") -> Path:
     return path
 
 
-def _print(found: "Detected", label: int | None, *, has_answers: bool, out: Path) -> None:
-    """Print cautions, what the ranking is worth, the list to read, and where everything is."""
-    from probe.analysis.formatting import render_table, wrap
+def _print(found: "Detected", out: Path) -> None:
+    """Print cautions, what the ranking is worth, and the list to read."""
+    from probe.analysis.formatting import render_table
     from probe.analysis.text_report import table_of
 
     for caution in found.cautions:
-        echo("\n".join(wrap(f"caution: {caution}", indent="  ")))
+        _wrapped(f"caution: {caution}")
     adapter = f", adapter {found.model.adapter}" if found.model.adapter else ""
     problems = len({one.problem_id for one in found.rollouts})
     above = "" if found.above is None else f" (more than {found.above:g})"
     ranked = f"{len(found.rollouts)} of {found.num_rollouts} rollouts are rewarded{above} and ranked"
     if len(found.rollouts) == found.num_rollouts:
         ranked = f"all {found.num_rollouts} rollouts are ranked"
-    head = f"pool {found.pool.name}: {ranked} ({problems} prompts); weights: {found.model.name}{adapter}"
-    echo("\n".join(wrap(head, indent="  ")))
+    _wrapped(f"pool {found.pool.name}: {ranked} ({problems} prompts); weights: {found.model.name}{adapter}")
     echo()
-    echo("\n".join(line for text in _worth(found) for line in wrap(text, indent="  ")))
+    for text in _worth(found):
+        _wrapped(text)
     for family, title, form, parts in (
-        ("auroc", "AUROC for hacks among these rollouts (interval over prompts)", ".2f", LABELLED_PARTS),
+        (
+            "auroc",
+            "AUROC for hacks among these rollouts (interval over prompts)",
+            ".2f",
+            {"n_hacked": "hacks", "n_clean": "clean"},
+        ),
         ("agreement", f"Rank correlation with {found.lead} (no labels; interval over prompts)", "+.2f", {}),
         ("audit", "By the answers (weighted by stratum; interval over prompts)", ".2f", {"n_labelled": "answers"}),
     ):
@@ -157,14 +165,14 @@ def _print(found: "Detected", label: int | None, *, has_answers: bool, out: Path
         if scores.values is None:
             missing.setdefault(scores.why, []).append(name)
     for why, names in missing.items():
-        echo("\n".join(wrap(f"not measured: {', '.join(names)}: {why}", indent="  ")))
+        _wrapped(f"not measured: {', '.join(names)}: {why}")
     _print_list(found, out)
-    if label is not None and not has_answers:
-        _print_draw(found, label)
-    echo(f"scores of all: {found.path / 'scores.jsonl'}; estimates: {found.path / 'estimates.json'}")
 
 
-LABELLED_PARTS = {"n_hacked": "hacks", "n_clean": "clean"}
+def _wrapped(text: str) -> None:
+    from probe.analysis.formatting import wrap
+
+    echo("\n".join(wrap(text, indent="  ")))
 
 
 def _worth(found: "Detected") -> list[str]:
@@ -250,13 +258,3 @@ def _tokens_command(found: "Detected", extraction: "ExtractionSettings", out: Pa
     words += ["--per-pool", str(size), "--set", "token_attribution=none", "--name", run]
     place = elsewhere(out)
     return f"tokens in colour, as a page: probe replay {shlex.join(words)}{place} && probe report {run}{place}"
-
-
-def _print_draw(found: "Detected", label: int) -> None:
-    from probe.runs.labels import spread_over
-
-    path = found.path / "drawn.jsonl"
-    echo(
-        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30%, the rest): fill in "
-        f"the labels of {path}, and repeat the command with --labels {path}"
-    )

@@ -10,13 +10,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import click
 
-from probe.cli._frame import echo, echo_json, json_option, out_option
+from probe.cli._frame import echo, echo_json
+from probe.cli._settings import verb
 from replay_pools.base.errors import InputError
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading.folders import closed_folder
@@ -31,19 +30,7 @@ NUM_CANARIES = 3  # problems
 Check = Callable[[Path], str | tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """The result of one check: a line of the output, or with --json an entry of `checks` (the fields are its keys)."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    fix: str = ""  # the next thing to do; "" for `ok`
-
-
-@click.command()
-@out_option
-@json_option
+@verb()
 @click.pass_context
 def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
     """Check Python, devices, isolation, the grader and the built-in data, with a fix for what fails.
@@ -54,33 +41,31 @@ def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
       probe doctor --out /data/probe
     """
     results = diagnose(out)
-    failed = sum(result.status == "fail" for result in results)
+    failed = any(row["status"] == "fail" for row in results)
     if as_json:
         echo_json({"ok": not failed, "checks": results})
     else:
-        for result in results:
-            fix = f"; fix: {result.fix}" if result.fix else ""
-            echo(f"{result.status:<5} {result.name:<10} {' '.join(result.found.split())}{fix}")
+        for row in results:
+            fix = f"; fix: {row['fix']}" if row["fix"] else ""
+            echo(f"{row['status']:<5} {row['name']:<10} {' '.join(row['found'].split())}{fix}")
     ctx.exit(1 if failed else 0)
 
 
-def diagnose(out: Path) -> list[CheckResult]:
-    """Run every check of CHECKS in order; `out` is the root folder of all output."""
-    return [_result(name, check, out) for name, check in CHECKS]
-
-
-def _result(name: str, check: Check, out: Path) -> CheckResult:
-    """Run one check and catch every error, so that later checks still run."""
-    try:
-        said = check(out)
-    except InputError as error:
-        message = f"{error.where}: expected {error.expected}, found {error.found}"
-        return CheckResult(name=name, status="fail", found=message, fix=error.fix or REINSTALL)
-    except Exception as error:
-        return CheckResult(name=name, status="fail", found=f"{type(error).__name__}: {error}", fix=REINSTALL)
-    if isinstance(said, str):
-        return CheckResult(name=name, status="ok", found=said)
-    return CheckResult(name=name, status="warn", found=said[0], fix=said[1])
+def diagnose(out: Path) -> list[dict[str, str]]:
+    """Run every check of CHECKS; return its name, `status` (ok, warn, fail), what was found, and a fix ("" for ok)."""
+    rows = []
+    for name, check in CHECKS.items():
+        status, fix = "ok", ""
+        try:
+            found = check(out)
+            if isinstance(found, tuple):
+                status, (found, fix) = "warn", found
+        except InputError as error:
+            status, found, fix = "fail", f"{error.where}: expected {error.expected}, found {error.found}", error.fix
+        except Exception as error:  # later checks still run
+            status, found = "fail", f"{type(error).__name__}: {error}"
+        rows.append({"name": name, "status": status, "found": found, "fix": fix or REINSTALL * (status == "fail")})
+    return rows
 
 
 def check_device(out: Path) -> str | tuple[str, str]:
@@ -149,10 +134,10 @@ def check_organism(out: Path) -> str:
     return f"loads with its teacher; weights {weights}"
 
 
-CHECKS: tuple[tuple[str, Check], ...] = (
-    ("device", check_device),
-    ("isolation", check_isolation),
-    ("grader", check_grader),
-    ("pools", check_pools),
-    ("organism", check_organism),
-)
+CHECKS: dict[str, Check] = {
+    "device": check_device,
+    "isolation": check_isolation,
+    "grader": check_grader,
+    "pools": check_pools,
+    "organism": check_organism,
+}

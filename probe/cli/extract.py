@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from extraction.words import BASES, Adapted, Basis
-from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._running import say, truncation_line
-from probe.cli._settings import SettingsCommand, configured, settings_options
+from probe.cli._frame import echo, echo_json, echo_table, name_option, say
+from probe.cli._running import truncation_line
+from probe.cli._settings import configured, settings_options, verb
 from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
@@ -24,7 +24,7 @@ SAMPLED = "sampled"  # suggested name for a pool of the model
 DIVISOR = "objective.max_completion_length"  # dr_grpo's
 
 
-@click.command(cls=SettingsCommand)
+@verb()
 @name_option("directions", default="v_hack", show_default=True)
 @click.option(
     "--basis",
@@ -43,10 +43,7 @@ DIVISOR = "objective.max_completion_length"  # dr_grpo's
     "intervention.extraction.k",
     has_config=True,
 )
-@out_option
-@json_option
-@click.pass_context
-def extract(ctx: click.Context, name: str, basis: Basis, out: Path, as_json: bool) -> None:
+def extract(name: str, basis: Basis, out: Path, as_json: bool, **settings: Any) -> None:
     """Extract directions from pairs and write out/directions/NAME.safetensors with its card and pair gradients.
 
     It takes the settings of a replay: model, objective (its normaliser), intervention.extraction.
@@ -56,7 +53,7 @@ def extract(ctx: click.Context, name: str, basis: Basis, out: Path, as_json: boo
     from probe.runs.directions import read_card
     from probe.runs.extract import extracted
 
-    config = configured(ctx, "replay", out)
+    config = configured("replay", settings, out)
     if config.model.name is None:
         config = replace(config, model=replace(config.model, name="organism"))
     direction = extracted(config, basis, out, say)

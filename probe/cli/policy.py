@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import Real, echo, echo_json, json_option, name_option, one_pool, one_run, out_option
-from probe.cli._running import echo_evaluations, say
-from probe.cli._settings import SettingsCommand, configured, given_settings, say_defaults, settings_options
+from probe.cli._frame import Real, echo, echo_json, name_option, one_pool, one_run, say
+from probe.cli._running import echo_evaluations
+from probe.cli._settings import configured, given_settings, say_defaults, settings_options, verb
 from probe.records.run import elsewhere, resolve_run
 from probe.settings.words import Dtype
 from replay_pools.base.errors import InputError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # help texts must not import torch
 DTYPES = get_args(Dtype)
 
 
-@click.command()
+@verb()
 @name_option("adapter or model", required=True)
 @click.option(
     "--model", default="organism", show_default=True, help="Start from this model, as in probe pool generate."
@@ -55,8 +55,6 @@ DTYPES = get_args(Dtype)
     help="Precision of the frozen weights.",
 )
 @click.option("--device", default="auto", show_default=True, help="auto (CUDA if present), cpu, cuda, ...")
-@out_option
-@json_option
 def finetune(
     name: str,
     model: str,
@@ -129,7 +127,7 @@ def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json:
     echo(f"next: probe pool generate {shlex.join(use)} --name NAME{elsewhere(out)}")
 
 
-@click.command(name="eval", cls=SettingsCommand)
+@verb("eval")
 @click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=one_run)
 @name_option("evaluation", default="eval", show_default=True)
 @settings_options(
@@ -144,10 +142,7 @@ def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json:
     "seed",
     "model.device",
 )
-@out_option
-@json_option
-@click.pass_context
-def evaluate(ctx: click.Context, run: Path | None, name: str, out: Path, as_json: bool) -> None:
+def evaluate(run: Path | None, name: str, out: Path, as_json: bool, **settings: Any) -> None:
     """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
     are pools in out/evals/NAME.
 
@@ -159,19 +154,19 @@ def evaluate(ctx: click.Context, run: Path | None, name: str, out: Path, as_json
     """
     from probe.runs.evaluations import check_unseen, deployed_policy, evaluate_policy
 
-    given, step, trained = given_settings(ctx), 0, None
+    given, step, trained = given_settings(settings), 0, None
     if run is not None:
         if clash := [key for key in ("model.name", "model.adapter", "rollouts.env") if key in given]:
             raise InputError(clash[0], expected="none with RUN, which has its own", found=repr(given[clash[0]]))
         trained, step = deployed_policy(resolve_run(run, out))
-    config = configured(ctx, "eval", start=None if trained is None else asdict(trained))
+    config = configured("eval", settings, start=None if trained is None else asdict(trained))
     if trained is not None:
         check_unseen(trained, config)
     elif config.evaluation.modes:  # `--without-hint` uses the mode of the rollouts
         config = replace(config, rollouts=replace(config.rollouts, mode=config.evaluation.modes[0]))
     directory = out / "evals" / name
     if run is None:  # a RUN gives what was not given
-        say_defaults(ctx, config, say)
+        say_defaults(settings, config)
     with locked(directory):
         row = evaluate_policy(config, directory, out, step=step, say=say)
     if as_json:

@@ -8,16 +8,8 @@ from typing import Any, get_args
 
 import click
 
-from probe.cli._frame import (
-    echo,
-    echo_json,
-    echo_table,
-    json_option,
-    log_options,
-    name_option,
-    one_pool,
-    out_option,
-)
+from probe.cli._frame import echo, echo_json, echo_table, log_options, name_option, one_pool
+from probe.cli._settings import verb
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.regrade import count_missed, graded_code_rule
 from replay_pools.rollout import CodeRule, Rollout, Template
@@ -34,10 +26,8 @@ LABELS: dict[str, Callable[[Rollout], bool | None]] = {
 ZERO = 1e-9  # a smaller centred advantage is rounding error of the mean
 
 
-@click.command()
+@verb()
 @click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
-@out_option
-@json_option
 def show(pool_name: str, out: Path, as_json: bool) -> None:
     """Rates by mode, lengths, reward spread and advantage cells of POOL.
 
@@ -71,11 +61,9 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
     echo_table(("hint", "hacked", "gt_pass", "sign A", "n"), rows)
 
 
-@click.command()
+@verb()
 @click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
 @click.option("--model", help="Model that sampled POOL: ids and texts are compared with its tokenizer.")
-@out_option
-@json_option
 @click.pass_context
 def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_json: bool) -> None:
     """Check hashes, fields, labels, rewards and prompt tails of POOL; with --model its token ids and texts as well.
@@ -103,7 +91,7 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
     ctx.exit(1 if faults else 0)
 
 
-@click.command("import")
+@verb("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @name_option("pool", required=True)
 @click.option("--model", required=True, help="Model that sampled the rollouts: `organism`, a directory or a hub id.")
@@ -115,8 +103,6 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
     help="Render prompts that were logged as messages by the tokenizer's template, or as `plain` text.",
 )
 @log_options
-@out_option
-@json_option
 def import_(
     source: Path,
     name: str,

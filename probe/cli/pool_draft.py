@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from probe.cli._frame import column_options, echo, echo_json, json_option, name_option, one_pool, out_option
+from probe.cli._frame import column_options, echo, echo_json, name_option, one_pool
+from probe.cli._settings import verb
 from probe.records.run import IN_TRAINING, elsewhere
 from probe.settings.arms import USUAL_ARMS
 from replay_pools.base.errors import InputError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_K = 4  # default of `probe check`
 
 
-@click.command()
+@verb()
 @click.argument("source", metavar="LOG|POOL", type=click.Path(path_type=Path), shell_complete=one_pool)
 @name_option("file of pairs", required=True)
 @column_options
@@ -31,8 +32,6 @@ DEFAULT_K = 4  # default of `probe check`
 @click.option(
     "--seed", default=0, show_default=True, help="Seed the choice of half of the prompts, and of the held-out pairs."
 )
-@out_option
-@json_option
 def draft(
     source: Path,
     name: str,

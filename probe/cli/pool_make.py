@@ -5,9 +5,8 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import AnyFunction, echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
-from probe.cli._running import say
-from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
+from probe.cli._frame import AnyFunction, echo, echo_json, echo_table, name_option, one_pool, say
+from probe.cli._settings import configured, say_defaults, settings_options, verb
 from probe.cli.pool import MOST_FAULTS, describe_missed, describe_tests
 from probe.records.run import elsewhere
 from replay_pools.base.errors import InputError
@@ -25,7 +24,7 @@ def grader_options(function: AnyFunction) -> AnyFunction:
     return click.option("--workers", type=click.IntRange(1), help=text)(function)
 
 
-@click.command(cls=SettingsCommand)
+@verb()
 @name_option("pool", required=True)
 @click.option("--url", help="Sample from this vLLM server, http://host:8000. --model names the tokenizer.")
 @grader_options
@@ -49,10 +48,9 @@ def grader_options(function: AnyFunction) -> AnyFunction:
     "rollouts.cpu_limit",
     has_config=True,
 )
-@out_option
-@json_option
-@click.pass_context
-def generate(ctx: click.Context, name: str, url: str | None, out: Path, as_json: bool, **grading: Any) -> None:
+def generate(
+    name: str, url: str | None, workers: int | None, unsafe_local: bool, out: Path, as_json: bool, **settings: Any
+) -> None:
     """Sample --steps groups of --group rollouts, grade them, and write them to out/pools/NAME.
 
     Repeat the command to continue a killed run; the same seed gives the same bytes. Examples:
@@ -65,7 +63,7 @@ def generate(ctx: click.Context, name: str, url: str | None, out: Path, as_json:
     from replay_pools.grading.grade import Grader
     from replay_pools.grading.tiers import describe_tier
 
-    config = configured(ctx, "generate", out)
+    config = configured("generate", settings, out)
     rollouts, steps, directory = config.rollouts, config.steps, out / "pools" / name
     asked = {key: getattr(rollouts, key) for key in ("env", "split", "mode", "hint", "group")}
     plan = PoolPlan(**asked, steps=steps, seed=config.seed)
@@ -86,8 +84,10 @@ def generate(ctx: click.Context, name: str, url: str | None, out: Path, as_json:
         from replay_pools.sampling import LocalEngine
 
         source = LocalEngine(configured_policy(config.model, out / "cache"))
-    grader = Grader(**grading, code_rule=rollouts.grading_rule, cpu_s=rollouts.cpu_limit)
-    say_defaults(ctx, config, say)
+    grader = Grader(
+        workers=workers, unsafe_local=unsafe_local, code_rule=rollouts.grading_rule, cpu_s=rollouts.cpu_limit
+    )
+    say_defaults(settings, config)
     with grader:
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)
@@ -109,7 +109,7 @@ def _sampled_by(header: dict[str, Any]) -> str:
     return f"{text}, model {server['model']} of {server['server']} {server['version']}; log-probabilities {logprobs}"
 
 
-@click.command()
+@verb()
 @click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
 @name_option("new pool", required=True)
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
@@ -117,8 +117,6 @@ def _sampled_by(header: dict[str, Any]) -> str:
 @click.option("--code-rule", type=click.Choice(CODE_RULES), help="Code blocks that count. Default: POOL's rule.")
 @click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds, as in pool generate. Default: POOL's, or 4.")
 @grader_options
-@out_option
-@json_option
 def regrade(
     pool_name: str,
     name: str,

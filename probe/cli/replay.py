@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._running import check_names, echo_end, echo_preview, say, track_option, truncation_line
-from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
+from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, name_option, out_option, say
+from probe.cli._running import check_names, echo_end, echo_preview, track_option, truncation_line
+from probe.cli._settings import configured, say_defaults, settings_options, verb
 from probe.records.run import elsewhere, read_run
 from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
 
 
-@click.command(cls=SettingsCommand)
+@verb()
 @name_option("run", "its pools and arms, with a hash of other settings that are not the default", default=None)
 @dry_run_option
 @settings_options(
@@ -39,12 +39,7 @@ from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
     has_config=True,
 )
 @track_option
-@out_option
-@json_option
-@click.pass_context
-def replay(
-    ctx: click.Context, name: str | None, track: tuple[str, ...], out: Path, dry_run: bool, as_json: bool
-) -> None:
+def replay(name: str | None, track: tuple[str, ...], dry_run: bool, out: Path, as_json: bool, **settings: Any) -> None:
     """Replay stored rollouts through the training step, measure every arm, and write the run to out/runs/NAME.
 
     Repeat the command to continue a killed run, with the same result. Examples:
@@ -55,8 +50,8 @@ def replay(
 
       probe replay --preset full --set model.dtype=bfloat16 --set objective.loss_type=dr_grpo
     """
-    config = configured(ctx, "replay", out)
-    check_names(config.source.replay_dirs, config.intervention.extraction, out)
+    config = configured("replay", settings, out)
+    check_names(config.source.replay_dirs, config.intervention.extraction.pairs, out)
     from probe.runs.replay import name_of, run_replay
     from probe.runs.session import running
 
@@ -67,7 +62,8 @@ def replay(
         echo_preview(preview_replay(config, directory, out_dir=out, say=say), as_json)
         return
     with running(config.model, directory, out, say, track) as world:
-        say_defaults(ctx, config, world.main_only(say))
+        if world.is_main:
+            say_defaults(settings, config)
         run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
     if world.is_main:
         _print_run(directory, out, as_json)
@@ -99,8 +95,8 @@ def demo(ctx: click.Context, out: Path) -> None:
         if words[-1] == "demo-mixed":
             say("the next step, which the demo takes itself:")
         say(f"probe {shlex.join(words)}{elsewhere(out)}")
-        with root.command.make_context("probe", [*words, *place]) as verb:
-            root.command.invoke(verb)
+        with root.command.make_context("probe", [*words, *place]) as context:
+            root.command.invoke(context)
 
 
 def _print_run(directory: Path, out: Path, as_json: bool) -> None:

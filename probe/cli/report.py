@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table, name_option
+from probe.cli._settings import verb
 from probe.cli.analyze import analyses_of, analysis_options, joined_name, spec_among
 from probe.records.run import elsewhere, read_run, resolve_run
 from probe.records.tables import TableName, frame_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from probe.report.inputs import Report
 
 
-@click.command()
+@verb()
 @name_option("report", "the name of the spec, or of the runs", default=None)
 @click.option(
     "--figures",
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     help="Instead of a page, write samples, steps and evaluations of each RUN to OUT/exports/RUN.",
 )
 @analysis_options
-@out_option
-@json_option
 def report(
     runs: tuple[Path, ...],
     name: str | None,

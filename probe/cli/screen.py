@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, one_run, out_option
-from probe.cli._running import say
+from probe.cli._frame import echo, echo_json, echo_table, one_run, say
+from probe.cli._settings import verb
 from probe.records.run import read_run, resolve_run
 
 
-@click.command()
+@verb()
 @click.argument("run", type=click.Path(path_type=Path), shell_complete=one_run)
 @click.option(
     "--lookahead", type=click.IntRange(min=1), metavar="STEPS", help="Steps that every remedy takes first, such as 20."
@@ -18,8 +18,6 @@ from probe.records.run import read_run, resolve_run
 @click.option(
     "--remedies", type=click.Path(path_type=Path), help="A spec whose conditions are ranked.  [default: the bench's]"
 )
-@out_option
-@json_option
 def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, as_json: bool) -> None:
     """Rank remedies by the replay RUN (a directory, or a name in OUT/runs): the hack gain that each avoids, the honest
     gain that it keeps, the norm that projection removes, and its cost. Remedies that the measurement does not see are

@@ -1,21 +1,21 @@
 """probe show: the contents of the root folder; one rollout of a run or a pool; the card of a direction file."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from extraction.files import direction_names, resolve_directions
-from probe.cli._frame import echo, echo_json, echo_table, json_option, one_of, out_option
-from probe.cli._stored import KINDS, list_stored
-from probe.records.run import CONFIG_FILE, DEFAULT_OUT, elsewhere, read_run, run_names
+from probe.cli._frame import completing, echo, echo_json, echo_table, known
+from probe.cli._settings import verb
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, elsewhere, read_run
 from replay_pools.base.errors import InputError, unknown_name
-from replay_pools.base.files import by_name
-from replay_pools.pool import open_pool, pool_names, resolve_pool
+from replay_pools.base.files import by_name, read_json
+from replay_pools.base.tables import flat
+from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, open_pool, resolve_pool, step_files
 
 # Reports import numpy and scipy, too slow for a help text, so functions import them when called.
 if TYPE_CHECKING:
@@ -30,21 +30,118 @@ SNIPPET = 56  # characters of a completion in a list
 OTHER = "  tool or user | "  # prefix of a line that the policy did not write
 
 
-def _known(out: Path) -> list[str]:
-    """Return the names of runs, pools and directions."""
-    return [*run_names(out / "runs"), *pool_names(out), *direction_names(out)]
+Listed = dict[str, Any]  # {column: value} of one entry; all rows of a kind have the same columns
+# {column: key in the card of directions}
+CARD = {
+    **{"basis": "basis", "pairs": "pairs", "method": "settings.method", "sides": "settings.sides", "k": "settings.k"},
+    **{"directions": "num_directions", "modules": "num_modules"},
+}
 
 
-def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return one_of([*KINDS, *_known(ctx.params.get("out") or DEFAULT_OUT)])(ctx, parameter, incomplete)
+def _list_stored(out: Path, kind: str | None, as_json: bool) -> None:
+    """Print the contents of OUT: one kind, or all."""
+    tables = {name: rows_of(out) for name, rows_of in KINDS.items() if kind in (None, name)}
+    if as_json:
+        echo_json(tables)
+        return
+    for name, rows in tables.items():
+        if rows:
+            echo_table((name, *list(rows[0])[1:]), [[_shown(value) for value in row.values()] for row in rows])
+            echo()
+    if missing := [name for name, rows in tables.items() if not rows]:
+        echo(f"none in {out}: {', '.join(missing)}")
 
 
-@click.command()
-@click.argument("source", metavar="[RUN|POOL|DIRECTIONS|KIND]", required=False, shell_complete=_complete)
+def list_pools(out: Path) -> list[Listed]:
+    """List the pools in OUT/pools, then the built-in pools with other names."""
+    made = _folders(out / "pools")
+    hidden, rows = {path.name for path in made}, []
+    for path in [*made, *(path for path in _folders(BUILTIN) if path.name not in hidden)]:
+        is_finished = (path / MANIFEST_NAME).is_file()
+        header = _table(path / (MANIFEST_NAME if is_finished else HEADER_NAME))
+        model, adapter = header.get("policy.base_model"), header.get("policy.adapter")
+        mode, hint = header.get("plan.mode"), header.get("plan.hint")  # may be lists in logs of another program
+        rows.append(
+            {
+                "name": path.name,
+                "groups": header.get("counts.steps", len(step_files(path))),
+                "rollouts": header.get("counts.rollouts"),
+                "policy": f"{model} + {adapter}" if model and adapter else model,
+                "mode": mode if isinstance(mode, str) else None,
+                "hint": hint if isinstance(hint, bool) else None,
+                "place": "built in" if path.parent == BUILTIN else str(path),
+                "state": _state(is_finished),
+            }
+        )
+    return rows
+
+
+def list_directions(out: Path) -> list[Listed]:
+    """List the direction files in OUT/directions, from their cards."""
+    cards = {name: _table(out / "directions" / f"{name}.card.json") for name in direction_names(out)}
+    return [{"name": name, **{column: card.get(key) for column, key in CARD.items()}} for name, card in cards.items()]
+
+
+def list_runs(out: Path) -> list[Listed]:
+    """List the replays and trainings in OUT/runs."""
+    rows = []
+    for path in _folders(out / "runs"):
+        config, manifest = _table(path / CONFIG_FILE), path / MANIFEST_FILE
+        row = {
+            "name": path.name,
+            "verb": config.get("settings.verb"),
+            "steps": len(list(path.glob("step_*.cos.jsonl.gz"))),
+            "of": config.get("settings.steps"),  # null: all groups of the pools
+            "arms": config.get("settings.intervention.arms"),
+            "seed": config.get("settings.seed"),
+        }
+        rows.append(row | {"state": "stopped early" if _table(manifest).get("stopped") else _state(manifest.is_file())})
+    return rows
+
+
+def _folders(place: Path) -> list[Path]:
+    """Return the folders in a place, sorted, without hidden (unfinished) ones."""
+    return sorted(path for path in place.glob("*/") if not path.name.startswith((".", "_")))
+
+
+def _table(path: Path) -> Mapping[str, Any]:
+    """Return {key with dots: value} of a JSON file; empty for a missing or broken file."""
+    try:
+        value = read_json(path)
+    except (InputError, OSError):
+        return {}
+    return flat(value) if isinstance(value, dict) else {}
+
+
+def _state(is_finished: bool) -> str:
+    return "finished" if is_finished else "unfinished"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# To add a kind, add its function here. Files are read without checks: a damaged file does not hide the others.
+KINDS: dict[str, Callable[[Path], list[Listed]]] = {
+    "pools": list_pools,
+    "directions": list_directions,
+    "runs": list_runs,
+}
+
+
+@verb()
+@click.argument(
+    "source",
+    metavar="[RUN|POOL|DIRECTIONS|KIND]",
+    required=False,
+    shell_complete=completing(lambda out: [*KINDS, *known(out)]),
+)
 @click.argument("step", required=False, type=click.IntRange(0))
 @click.argument("sample", required=False, type=click.IntRange(0))
-@out_option
-@json_option
 def show(source: str | None, step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
     """Without an argument: what is in OUT, finished or not; with a KIND (pools, directions, runs) that alone.
 
@@ -64,7 +161,7 @@ def show(source: str | None, step: int | None, sample: int | None, out: Path, as
       probe show v_hack
     """
     if source is None or source in KINDS:
-        list_stored(out, source, as_json)
+        _list_stored(out, source, as_json)
         return
     run = by_name(Path(source), out / "runs" / source)
     file = by_name(Path(source), out / "directions" / f"{source}.safetensors")
@@ -86,7 +183,7 @@ def _pool(source: str, out: Path) -> Path:
         if "/" in source:  # a path: the error already explains the fault
             raise
         expected = f"a run, a pool or directions in {out}"
-        raise unknown_name(source, source, _known(out), expected=expected, fix="probe show lists all") from error
+        raise unknown_name(source, source, known(out), expected=expected, fix="probe show lists all") from error
 
 
 def _show_run(source: str, run: "Run", step: int | None, sample: int | None, out: Path, as_json: bool) -> None:

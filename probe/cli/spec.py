@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.analysis.statistics.thresholds import ALPHA, EFFECT, POWER, SD
-from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
-from probe.cli._running import say
+from probe.cli._frame import Real, echo, echo_json, echo_table, say
+from probe.cli._settings import verb
 from probe.records.run import elsewhere, read_run, resolve_run
 from probe.settings.words import Word
 from replay_pools.base.errors import InputError, refuse
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # numpy, scipy and submitit are too slow for a help text
     from probe.experiments.sweep import SweepState
 
 
-@click.command()
+@verb()
 @click.argument("target", metavar="SPEC|RUN", type=click.Path(path_type=Path))
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @click.option(
@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # numpy, scipy and submitit are too slow for a help text
 )
 @click.option("--effect", type=Real(0, min_open=True), help="Plan RUN for this effect on a hack rate. Default: 0.3.")
 @click.option("--sd", type=Real(0, min_open=True), help="Plan RUN with this sd between seeds. Default: 0.15.")
-@out_option
-@json_option
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -118,7 +116,7 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
         echo(f"  {price.source}")
 
 
-@click.command()
+@verb()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
 @click.option("--print-jobs", is_flag=True, help="Print a shell command for each job that is not done; run nothing.")
 @click.option("--jobs", "num_jobs", default=1, show_default=True, type=click.IntRange(1), help="Run so many at a time.")
@@ -135,8 +133,6 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
 @click.option(
     "--cluster-option", "options", multiple=True, metavar="KEY=VALUE", help="Pass this to submitit; repeatable."
 )
-@out_option
-@json_option
 @click.pass_context
 def sweep(
     ctx: click.Context,
@@ -209,11 +205,9 @@ def sweep(
     ctx.exit(1 if table.failed else 0)
 
 
-@click.command("list")
+@verb("list")
 @click.argument("specs", metavar="[FOLDER]", type=click.Path(path_type=Path), default=Path("spec"))
 @click.option("--full", is_flag=True, help="Print the question and the follow-up, too.")
-@out_option
-@json_option
 def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
     """List status (planned, running, completed, failed), decision and date of every spec below FOLDER (spec/).
 

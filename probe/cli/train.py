@@ -3,12 +3,13 @@
 import shlex
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import click
 
-from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_option, out_option
-from probe.cli._running import echo_end, echo_evaluations, echo_preview, say, track_option
-from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
+from probe.cli._frame import dry_run_option, echo, echo_json, name_option, say
+from probe.cli._running import echo_end, echo_evaluations, echo_preview, track_option
+from probe.cli._settings import configured, say_defaults, settings_options, verb
 from probe.records.run import elsewhere, read_run
 from probe.settings.words import ALL
 
@@ -16,7 +17,7 @@ from probe.settings.words import ALL
 MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
 
 
-@click.command(cls=SettingsCommand)
+@verb()
 @name_option("run", default="train", show_default=True)
 @click.option("--url", help="http://host:port of a vLLM server, for rollouts.engine = server.")
 @settings_options(
@@ -28,18 +29,9 @@ MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hac
     has_config=True,
 )
 @track_option
-@out_option
 @dry_run_option
-@json_option
-@click.pass_context
 def train(
-    ctx: click.Context,
-    name: str,
-    url: str | None,
-    track: tuple[str, ...],
-    out: Path,
-    dry_run: bool,
-    as_json: bool,
+    name: str, url: str | None, track: tuple[str, ...], dry_run: bool, out: Path, as_json: bool, **settings: Any
 ) -> None:
     """Train one arm; write the run and a pool of its rollouts to out/runs/NAME.
 
@@ -49,7 +41,7 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
-    config = configured(ctx, "train", out)
+    config = configured("train", settings, out)
     directory = out / "runs" / name
     if dry_run:
         from probe.runs.preview import preview_training
@@ -60,7 +52,8 @@ def train(
     from probe.runs.train import train as run_train
 
     with running(config.model, directory, out, say, track) as world:
-        say_defaults(ctx, config, world.main_only(say))
+        if world.is_main:
+            say_defaults(settings, config)
         run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), world=world)
     if world.is_main:
         _print_run(directory, out, as_json)

@@ -64,8 +64,7 @@ def merge_adapter(
             warnings.filterwarnings("error", ".*missing adapter keys", UserWarning)
             adapted = PeftModel.from_pretrained(model, str(directory), config=config)
             # peft silently skips tensors that its configuration does not name.
-            left_out = set_peft_model_state_dict(adapted, tensors).unexpected_keys
-            if left_out:
+            if left_out := set_peft_model_state_dict(adapted, tensors).unexpected_keys:
                 expected = f"weights only of modules named in {CONFIG}"
                 raise InputError(directory / WEIGHTS, expected=expected, found=f"{len(left_out)} others: {left_out[0]}")
             _check_shared(adapted, directory)
@@ -74,7 +73,7 @@ def merge_adapter(
         raise
     # A wrong shape, module name or option raises any exception of peft or torch.
     except Exception as error:
-        raise _no_adapter(directory, f"an adapter of {model.config.model_type}", str(error)) from error
+        raise _no_adapter(directory, f"an adapter of {model.config.model_type}", error) from error
 
 
 def adapter_sha(directory: Path, scale: float = 1.0) -> str:
@@ -152,10 +151,10 @@ def _checked_config(directory: Path) -> PeftConfig:
     try:
         with safe_open(directory / WEIGHTS, framework="np"), quiet_peft():  # before a model is loaded
             config = PeftConfig.from_pretrained(str(directory))
-    except (SafetensorError, OSError) as error:
-        raise _no_adapter(directory / WEIGHTS, "a safetensors file", str(error)) from error
-    except Exception as error:
-        raise _no_adapter(path, "the configuration of an adapter", str(error)) from error
+    except Exception as error:  # damaged files raise any exception
+        is_weights = isinstance(error, SafetensorError | OSError)
+        what = (directory / WEIGHTS, "a safetensors file") if is_weights else (path, "the configuration of an adapter")
+        raise _no_adapter(*what, error) from error
     if (kind := getattr(config, "init_lora_weights", True)) not in (*KEEPS_BASE, *CHANGES_BASE):
         expected = "an adapter that keeps the base, or changes it as before the training"
         raise InputError(path, expected=expected, found=f"init_lora_weights {kind}", fix=CONVERT)
@@ -165,8 +164,8 @@ def _checked_config(directory: Path) -> PeftConfig:
     return config
 
 
-def _no_adapter(where: Path, expected: str, reason: str) -> InputError:
-    lines = reason.strip().splitlines() or ["none"]
+def _no_adapter(where: Path, expected: str, error: Exception) -> InputError:
+    lines = str(error).strip().splitlines() or ["none"]
     # torch puts the details on the second line.
     return InputError(where, expected=expected, found=" ".join(line.strip() for line in lines[:2])[:300])
 

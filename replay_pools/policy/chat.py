@@ -1,13 +1,12 @@
 """The text side of a policy: messages to prompt ids, completion ids to text, and end-of-turn ids."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import orjson
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.files import sha256
@@ -27,25 +26,31 @@ class Conversation(NamedTuple):
     mask: list[bool]  # one an id, True = written by the policy, its end-of-turn id included
 
 
-class Chat(ABC):
-    """A tokenizer with its chat template. Subclasses supply the two attributes and `eos_ids`.
-
-    `Policy` holds the weights in this process, `ServedPolicy` uses a server.
+class Chat:
+    """A tokenizer with its chat template. `Policy` holds the weights in this process, `ServedPolicy` uses a server.
 
     Attributes:
         tokenizer: the policy's tokenizer.
         base_model: the name it was loaded by.
+        generation: the model's generation config.
     """
 
     # The subclasses are dataclasses with slots; a base class without slots would give them a __dict__.
     __slots__ = ()
     tokenizer: PreTrainedTokenizerBase
     base_model: str
+    generation: Any  # GenerationConfig | None; an attribute of one subclass, a property of the other
 
     @property
-    @abstractmethod
     def eos_ids(self) -> tuple[int, ...]:
-        """All ids that end a turn."""
+        """Return the ids that end a turn, each once.
+
+        They are the `eos_token_id` of the generation config if it is a list, else that id and the tokenizer's.
+        """
+        configured = None if self.generation is None else self.generation.eos_token_id
+        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
+        # A dict keeps the order: the first id ends a completion if the chat template names none.
+        return tuple(dict.fromkeys(int(token) for token in ids if isinstance(token, int)))
 
     def render(self, messages: Sequence[dict[str, str]], *, thinks: bool = False) -> tuple[str, list[int]]:
         """Return (text, ids) of the prompt: the messages in the chat template, with the generation prompt.
@@ -106,7 +111,8 @@ class Chat(ABC):
                 if not after.startswith(before):
                     return _first_change(before, after)
             answer = whole[len(seen) :]
-            ends = [answer.rfind(stop) + len(stop) for stop in self._stops() if stop in answer]
+            stops = filter(None, self.tokenizer.convert_ids_to_tokens([*self.eos_ids]))
+            ends = [answer.rfind(stop) + len(stop) for stop in stops if stop in answer]
             if not ends:
                 expected = "a template that ends an assistant turn in a stop token"
                 raise self._template_error(expected, repr(answer[-40:]))
@@ -125,18 +131,15 @@ class Chat(ABC):
         """
         if not self.tokenizer.chat_template:
             fix = "for plain-text prompts use --template plain, or model.template=plain"
-            raise InputError(
-                f"model {self.base_model}", expected="a chat template", found="a tokenizer without one", fix=fix
-            )
+            raise self._template_error("a chat template", "a tokenizer without one", fix)
         chat = [dict(message) for message in messages]
         settings: dict[str, Any] = {"tokenize": False, "enable_thinking": False} | options
         try:
             return self.tokenizer.apply_chat_template(chat, **settings)
         # A template is a program: it may raise anything.
         except Exception as error:
-            raise self._template_error(
-                "a template that renders the messages", f"{type(error).__name__}: {error}"
-            ) from error
+            found = f"{type(error).__name__}: {error}"
+            raise self._template_error("a template that renders the messages", found) from error
 
     def _template_error(self, expected: str, found: str, fix: str = "") -> InputError:
         where = f"chat template of model {self.base_model}"
@@ -148,15 +151,11 @@ class Chat(ABC):
         Raises:
             InputError: the text depends on the message.
         """
-        tails: list[str] = []
-        for mark in ("\x01", "\x02"):  # no template contains these messages, so the text after them is the template's
-            text, _ = self.render([{"role": "user", "content": mark}])
-            tails.append(text.rpartition(mark)[2])
-        if tails[0] != tails[1]:
-            raise InputError(
-                f"model {self.base_model}", expected="one template tail", found=f"{tails[0]!r}, {tails[1]!r}"
-            )
-        return tails[0]
+        # No template contains these messages, so the text after them is the template's.
+        one, other = (self.render([{"role": "user", "content": mark}])[0].rpartition(mark)[2] for mark in "\x01\x02")
+        if one != other:
+            raise self._template_error("one tail of every prompt", f"{one!r}, {other!r}")
+        return one
 
     @property
     def turn_end(self) -> int:
@@ -171,47 +170,33 @@ class Chat(ABC):
 
     def turn_end_caution(self) -> str | None:
         """Return a warning if the chat template ends an answer without an end-of-turn token; else None."""
-        tail = self._answer_tail()
-        if not self.tokenizer.chat_template or self.is_plain or (tail is not None and self._stop_in(tail)):
+        lead, end, tail = self._answer_end()
+        if lead is not None or not self.tokenizer.chat_template or self.is_plain:
             return None
         found = "renders no answer" if tail is None else f"ends an answer in {tail!r}, no stop token"
-        end = self.tokenizer.convert_ids_to_tokens(self.turn_end)
-        return f"caution: the chat template of {self.base_model} {found}: written answers end in {end!r}"
+        text = self.tokenizer.convert_ids_to_tokens(end)
+        return f"caution: the chat template of {self.base_model} {found}: written answers end in {text!r}"
 
     def completion_ids(self, text: str) -> list[int]:
         """Return the ids of a written (not sampled) completion, ended as in the chat template."""
-        lead, end = self._answer_end()
-        return [*self.tokenizer.encode(text + lead, add_special_tokens=False), end]
+        lead, end, _ = self._answer_end()
+        return [*self.tokenizer.encode(text + (lead or ""), add_special_tokens=False), end]
 
-    def _answer_end(self) -> tuple[str, int]:
-        """Return the template's text between an answer and its end-of-turn id, and the id."""
-        tail = self._answer_tail()
-        if tail is not None and (stop := self._stop_in(tail)) is not None:
-            return stop
+    def _answer_end(self) -> tuple[str | None, int, str | None]:
+        """Return (text between an answer and its stop token, that token's id, all text behind an answer).
+
+        The first is None if the template writes no stop token there, the last if no template renders an answer.
+        """
+        tail = _rendered_tail(self.tokenizer, str(self.tokenizer.chat_template or ""))
+        stops = zip(self.eos_ids, self.tokenizer.convert_ids_to_tokens([*self.eos_ids]), strict=True)
+        places = [(tail.index(text), token) for token, text in stops if tail and text and text in tail]
+        if tail and places:
+            place, token = min(places)
+            return tail[:place], token, tail
         if not self.eos_ids:
             fix = "set tokenizer.eos_token, and save the tokenizer with the model"
             raise InputError(f"model {self.base_model}", expected="a token that ends a turn", found="none", fix=fix)
-        return "", self.eos_ids[0]
-
-    def _answer_tail(self) -> str | None:
-        """Return the text that the template puts after an answer; None if no template renders one."""
-        return _rendered_tail(self.tokenizer, str(self.tokenizer.chat_template or ""))
-
-    def _stop_in(self, tail: str) -> tuple[str, int] | None:
-        """Return the text before the first token of `eos_ids` in a text, and the id; None without one."""
-        places: list[tuple[int, int]] = []
-        for token in self.eos_ids:
-            written = self.tokenizer.convert_ids_to_tokens([token])[0]
-            if written and written in tail:
-                places.append((tail.index(written), token))
-        if not places:
-            return None
-        place, token = min(places)
-        return tail[:place], token
-
-    def _stops(self) -> list[str]:
-        """Return the texts of `eos_ids`."""
-        return [token for token in self.tokenizer.convert_ids_to_tokens([*self.eos_ids]) if token]
+        return None, self.eos_ids[0], tail
 
     def decode_turns(self, ids: Sequence[int], mask: Sequence[bool]) -> list[str]:
         """Text of each run of the mask, which together are `decode` of the ids."""
@@ -242,20 +227,20 @@ class Chat(ABC):
 
 def _as_sampled(turn: Message) -> dict[str, Any]:
     """Return a message as templates want it: a text, maybe empty, and the arguments of tool calls as objects."""
-    turn = {**turn, "content": turn.get("content") or ""}
-    if calls := turn.get("tool_calls"):
-        turn["tool_calls"] = [_with_arguments(call) for call in calls]
-    return turn
 
+    def called(call: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(function := call.get("function"), dict):
+            return {**call, "function": called(function)}
+        try:
+            return {**call, "arguments": orjson.loads(call["arguments"])}
+        except (
+            KeyError,
+            orjson.JSONDecodeError,
+        ):  # none, an object already, or no JSON: left as it is
+            return call
 
-def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if isinstance(function, dict):
-        return {**call, "function": _with_arguments(function)}
-    try:
-        return {**call, "arguments": orjson.loads(call["arguments"])}
-    except (KeyError, orjson.JSONDecodeError):  # none, an object already, or no JSON: the template gets it unchanged
-        return call
+    calls = {"tool_calls": [*map(called, turn["tool_calls"])]} if turn.get("tool_calls") else {}
+    return {**turn, "content": turn.get("content") or "", **calls}
 
 
 def _first_change(before: str, after: str) -> str:
@@ -283,14 +268,3 @@ def make_plain(tokenizer: PreTrainedTokenizerBase) -> None:
     first = tokenizer.encode("")[:1]
     begins = first and first[0] == tokenizer.bos_token_id
     tokenizer.chat_template = ("{{ bos_token }}" if begins else "") + PLAIN
-
-
-def turn_ends(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the ids that end a turn, each once.
-
-    They are the `eos_token_id` of the generation config if it is a list, else that id and the tokenizer's.
-    """
-    configured = None if generation is None else generation.eos_token_id
-    ids = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
-    # A dict keeps the order: the first id ends a completion if the chat template names none.
-    return tuple(dict.fromkeys(int(token) for token in ids if isinstance(token, int)))

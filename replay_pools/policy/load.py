@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 
 from replay_pools.base.errors import InputError
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
-from replay_pools.policy.chat import Chat, make_plain, turn_ends
+from replay_pools.policy.chat import Chat, make_plain
 from replay_pools.rollout import Template
 
 ORGANISM = "organism"
@@ -76,9 +76,9 @@ class Policy(Chat):
         return pad if isinstance(pad, int) else 0
 
     @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """Return every id that ends a turn."""
-        return turn_ends(self.model.generation_config, self.tokenizer)
+    def generation(self) -> GenerationConfig | None:
+        """The model's generation config."""
+        return self.model.generation_config
 
 
 @final
@@ -89,11 +89,6 @@ class ServedPolicy(Chat):
     tokenizer: PreTrainedTokenizerBase
     base_model: str  # the name it was loaded by
     generation: GenerationConfig
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """Return every id that ends a turn."""
-        return turn_ends(self.generation, self.tokenizer)
 
 
 def load_policy(
@@ -192,24 +187,20 @@ def _readable(name: str) -> Iterator[None]:
         raise
     # Damaged files raise any exception.
     except Exception as error:
-        reason = str(error).strip() or type(error).__name__
-        if "trust_remote_code" in reason:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if "trust_remote_code" in str(error):
             reason = "a model with code (auto_map), which is never run"
-        raise _no_model(name, reason.splitlines()[0]) from error
+        raise _no_model(name, reason) from error
 
 
 def _no_model(name: str, reason: str) -> InputError:
     fix = "check the name, or download the model and pass its directory"
-    if close := get_close_matches(name, [ORGANISM], n=1):
-        fix = f"did you mean {close[0]}?"
+    if get_close_matches(name, [ORGANISM]):
+        fix = f"did you mean {ORGANISM}?"
     elif (Path(name) / "adapter").is_dir():
         fix = f"for a training, pass its base and --adapter {name}/adapter"
-    return InputError(
-        f"model {name}",
-        expected="`organism`, a model directory or a reachable hub id",
-        found=reason,
-        fix=fix,
-    )
+    expected = "`organism`, a model directory or a reachable hub id"
+    return InputError(f"model {name}", expected=expected, found=reason, fix=fix)
 
 
 def weights_sha(model: PreTrainedModel) -> str:
@@ -234,9 +225,8 @@ def pick_device(name: str) -> torch.device:
         # `torch.device` accepts cuda:99 on any machine; allocating fails without the device.
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            "--device", expected="auto, cpu or a present device", found=f"{name!r} ({str(error).splitlines()[0]})"
-        ) from error
+        found = f"{name!r} ({str(error).splitlines()[0]})"
+        raise InputError("--device", expected="auto, cpu or a present device", found=found) from error
 
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:

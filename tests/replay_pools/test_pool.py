@@ -116,8 +116,8 @@ FAULTS: dict[str, Header] = {
     "step: expected 0, found 1": {"step": 1},
     "prompt_sha: expected": {"prompt_sha": "0" * 16},
     "prompt tail: expected": {"prompt": "other", "prompt_sha": prompt_sha("other")},
-    "ids: expected plen, comp_len = 9, 5": {"plen": 9},
-    "ids: expected plen, comp_len = 4, 4": {"comp_len": 4},
+    "plen: expected 4, found 9": {"plen": 9},
+    "comp_len: expected 5, found 4": {"comp_len": 4},
     "sampling_logprobs: expected 5, found 1": {"sampling_logprobs": [-1.0]},
     "reward: expected 0.5, found 3.5": {"reward": 3.5},
     "gt_pass: expected False, found True": {"gt_pass": True},
@@ -212,8 +212,7 @@ def test_names_are_paths_then_out_then_builtin(
     [
         ({"files": {"step_000.jsonl.gz": "x"}}, "manifest.json files.step_000"),
         ({"files": {"../other.jsonl.gz": {"step": 0, "rollouts": 4, "sha256": "0"}}}, "other.jsonl.gz.*pattern"),
-        ({"sampler": {"temperature": -1.0}}, "sampler.temperature: expected greater than or equal to 0"),
-        ({"plan": {"mode": "sun_tests"}}, "plan.mode: expected one of run_tests"),
+        ({"sampler": [1]}, "sampler: expected"),
         ({"grader": {"version": "1", "isolation": "C"}}, "grader.isolation: expected one of A, B"),
         # The rule and the limit are the defaults of a regrade.
         (
@@ -221,9 +220,7 @@ def test_names_are_paths_then_out_then_builtin(
             "code_rule: expected 'solution' or 'joined'",
         ),
         ({"grader": {"version": "1", "isolation": "B", "cpu_s": 10**9}}, "cpu_s: expected less than or equal to 3600"),
-        ({"tokenizer_sha256": "7" * 63}, "tokenizer_sha256: expected"),
-        ({"tests": {"problems": 1}}, "tests.cases"),
-        ({"regraded_from": {"name": "old", "agreement": 1}}, "regraded_from.agreement"),
+        ({"tokenizer_sha256": 7}, "tokenizer_sha256: expected"),
         ({"policy": {"base_model": "a\0b"}}, "policy.base_model: expected a text without null bytes"),
     ],
 )

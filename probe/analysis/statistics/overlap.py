@@ -21,7 +21,6 @@ the bound, since a few prompts may all have a count of 0. For the error rates of
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,14 +96,6 @@ def _combined(columns: Sequence[Array], hacked: NDArray[np.bool_], member: NDArr
     return np.einsum("ri,ri->r", matrix, weights[member])
 
 
-class _Counts(NamedTuple):
-    """Counts of one prompt: its hacks, its hacks with overlap, and the number with overlap by chance."""
-
-    hacks: int
-    alike: int
-    by_chance: float
-
-
 def _overlap(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Estimate:
     groups = rows_by_cluster(member)
     spread = np.sqrt(np.square(centred(column, member)).sum() / max(len(column) - len(groups), 1))
@@ -140,13 +131,14 @@ def _overlap(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArra
     )
 
 
-def _counts(values: Array, hacks: NDArray[np.bool_], caliper: float) -> _Counts:
+def _counts(values: Array, hacks: NDArray[np.bool_], caliper: float) -> tuple[int, int, float]:
+    """Return one prompt's number of hacks, of hacks with overlap, and the number with overlap by chance."""
     above = values[None, :] > values[:, None] + caliper  # (row, other)
     below = values[None, :] < values[:, None] - caliper
     cut_off = above[:, ~hacks].all(1) | below[:, ~hacks].all(1)
     num_clean = int((~hacks).sum())
     missed = _all_among(above.sum(1), num_clean, len(values)) + _all_among(below.sum(1), num_clean, len(values))
-    return _Counts(int(hacks.sum()), int((hacks & ~cut_off).sum()), float(hacks.sum() * (1 - missed).mean()))
+    return int(hacks.sum()), int((hacks & ~cut_off).sum()), float(hacks.sum() * (1 - missed).mean())
 
 
 def _all_among(counts: NDArray[np.intp], num_clean: int, size: int) -> Array:

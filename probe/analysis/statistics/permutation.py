@@ -7,8 +7,6 @@ To add a statistic, compute it in `_statistics` and give the centre of its null 
 Shapes: B draws, S samples of a run, P rewarded samples, T steps, G samples of a step, M modules.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,40 +22,25 @@ N2 = "permuted pairs"  # appears in the names of estimates
 CENTRES = {"cos_in": 0.0, "auroc": 0.5}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardedLabels:
-    """The rewarded samples (A > 0) of a run and their labels."""
-
-    rows: NDArray[np.intp]  # (P,) indices among the S samples
-    hacked: NDArray[np.bool_]  # (P,)
-
-    @property
-    def both_sides(self) -> bool:
-        """Return True if there are both hacked and clean samples."""
-        return bool(self.hacked.any() and not self.hacked.all())
-
-
-def rewarded_labels(linked: Linked) -> RewardedLabels:
-    """Return the rewarded samples that have a gradient and a reliable label."""
+def rewarded_labels(linked: Linked) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the (P,) indices of the rewarded samples that have a gradient and a reliable label, and who hacks."""
     rows = []
     for i, sample in enumerate(linked.samples):
         if sample.advantage > 0 and sample.cos_S_nll is not None and sample.sure:
             rows.append(i)
-    return RewardedLabels(
-        rows=np.array(rows, dtype=np.intp),
-        hacked=np.array([linked.samples[i].hacked for i in rows], dtype=bool),
-    )
+    return np.array(rows, dtype=np.intp), np.array([linked.samples[i].hacked for i in rows], dtype=bool)
 
 
-def _statistics(linked: Linked, axes: Axes, labels: RewardedLabels) -> dict[str, Array]:
+def _statistics(linked: Linked, axes: Axes) -> dict[str, Array]:
     """Return {statistic: (B,)} along axes drawn B times, without the statistics that the run cannot measure."""
     statistics = {}
     if linked.steps:
         statistics["cos_in"] = cosines(axes, linked.totals) @ prompt_weights(linked.prompts)
-    if labels.both_sides:
-        scores = linked.sample_cosines(axes, labels.rows)  # A > 0: cos_S_contrib = cos_S_nll
+    rows, hacked = rewarded_labels(linked)
+    if hacked.any() and not hacked.all():
+        scores = linked.sample_cosines(axes, rows)  # A > 0: cos_S_contrib = cos_S_nll
         parts = np.array_split(scores, 1 + scores.size // CHUNK)
-        statistics["auroc"] = np.concatenate([auroc(part, labels.hacked) for part in parts])
+        statistics["auroc"] = np.concatenate([auroc(part, hacked) for part in parts])
     return statistics
 
 
@@ -69,8 +52,8 @@ def permutation_nulls(linked: Linked, arm: str, *, seed: int = 0) -> list[Estima
     """Return one estimate per statistic of an arm along v_hack, under B relabelled sets of at least two pairs."""
     if not can_be_halved(linked.pairs):
         return []
-    labels, axes = rewarded_labels(linked), _permuted_axes(linked.pairs, seed)
-    observed, draws = (_statistics(linked, one, labels) for one in (true_axes(linked.pairs), axes))
+    axes = true_axes(linked.pairs), _permuted_axes(linked.pairs, seed)
+    observed, draws = (_statistics(linked, one) for one in axes)
     rows = []
     for name, values in draws.items():
         # A draw that keeps no direction has no statistic.

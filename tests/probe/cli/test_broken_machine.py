@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import processes
@@ -12,7 +11,6 @@ from terminals import on_a_terminal
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import read_run
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -97,33 +95,32 @@ def pages(directory: Path) -> int:
     return sum(-(-path.stat().st_size // 4096) for path in directory.rglob("*") if path.is_file())
 
 
-def interrupt(args: Sequence[str], when: Path, count: int) -> tuple[int, str]:
-    """Ctrl-C on a terminal once `count` files match; the exit code and what the terminal showed."""
-    sent: list[bytes] = []
-
-    def keys() -> bytes:
-        if sent or len(list(when.parent.glob(when.name))) < count:
-            return b""
-        sent.append(b"\x03")
-        return sent[0]
-
-    code, shown = on_a_terminal(["-m", "probe", *args], ENVIRONMENT, keys)
-    assert sent, shown
-    return code, shown
-
-
+AT_WORK = """
+import sys, time, click
+from pathlib import Path
+import probe.cli
+from replay_pools.base.terminal import report
+def work():
+    report("steps", 1, 3)
+    Path(sys.argv[1]).touch()
+    print(end=" ", flush=True)
+    time.sleep(60)
+command = click.Command("probe", params=[click.Argument(["place"], expose_value=False)], callback=work)
+probe.cli.cli = command
+sys.exit(probe.cli.main())
+"""
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
-def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, quick: list[str]) -> None:
-    """Exit code 130, one line, the cursor visible again; and the run goes on where it stopped."""
-    options = ["--arm", "vanilla", "--steps", "10", *quick]
-    args = ["replay", "--name", "interrupted", "--out", str(out), *options]
-    replay("warms-the-cache", "--arm", "vanilla", "--steps", "1", *quick)
-    code, shown = interrupt(args, out / "runs" / "interrupted" / "step_*.cos.jsonl.gz", 2)
+def test_an_interrupted_terminal_is_left_as_it_was(tmp_path: Path) -> None:
+    """Exit code 130, one line, the cursor visible again; tests/probe/runs/test_resume.py goes on with such a run."""
+    keys = iter([b"\x03"])
+
+    def ctrl_c() -> bytes:
+        return next(keys, b"") if (tmp_path / "at-work").exists() else b""
+
+    code, shown = on_a_terminal(["-c", AT_WORK, str(tmp_path / "at-work")], ENVIRONMENT, ctrl_c)
     assert code == 130
     assert shown.count("probe: interrupted; repeat the command to continue") == 1
     assert "Traceback" not in shown
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
-    assert run(cli, args) == 0
-    assert len(read_run(out / "runs" / "interrupted").steps) == 10

@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,48 +11,59 @@ import pytest
 
 from probe.cli import cli, doctor
 from probe.cli._frame import run
-from probe.cli.doctor import CHECKS, CheckResult, diagnose
+from probe.cli.doctor import diagnose
 from replay_pools.base.files import read_sealed, write_sealed
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading import tiers
 from replay_pools.pool import Pool
 
-CHECK = dict(CHECKS)
+
+@pytest.fixture
+def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, str]]:
+    """result(name): what one check of the table says."""
+
+    def run_one(name: str) -> dict[str, str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(doctor, "CHECKS", {name: doctor.CHECKS[name]})
+            (row,) = diagnose(tmp_path / "out")
+        return row
+
+    return run_one
 
 
-def result(name: str, out: Path) -> CheckResult:
-    """What one check of the table says."""
-    return doctor._result(name, CHECK[name], out)
-
-
-def test_this_installation_is_sound(tmp_path: Path) -> None:
-    """The machine that runs the tests passes every check (warnings aside), and no file is left behind."""
+def test_this_installation_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that runs the tests passes every check (warnings aside); no file is left, no connection is tried."""
+    tried = []
+    for name in ("getaddrinfo", "create_connection"):
+        monkeypatch.setattr(socket, name, lambda *args, **kwargs: tried.append(args))
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: tried.append(address))
     results = diagnose(tmp_path / "out")
-    assert [f.name for f in results] == [name for name, _ in CHECKS]
-    assert [f"{f.name}: {f.found}" for f in results if f.status == "fail"] == []
-    assert all(bool(f.fix) == (f.status != "ok") for f in results), "a fix belongs to what is not ok, and to that only"
+    assert [row["name"] for row in results] == [*doctor.CHECKS]
+    assert [row for row in results if row["status"] == "fail"] == []
+    assert all(bool(row["fix"]) == (row["status"] != "ok") for row in results)
     assert list(tmp_path.iterdir()) == []
+    assert tried == []
 
 
-def test_isolation_says_what_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_isolation_says_what_lacks(monkeypatch: pytest.MonkeyPatch, result) -> None:
     """One tier is enough; with none, the fix names the option that accepts the risk."""
     for lacks, status in (({"A": ["bwrap"], "B": []}, "ok"), ({"A": ["bwrap"], "B": ["Landlock"]}, "fail")):
         for module in (tiers, doctor):
             monkeypatch.setattr(module, "available_tiers", lambda lacks=lacks: lacks)
-        found = result("isolation", tmp_path)
-        assert found.status == status
-        assert "tier A lacks bwrap" in found.found
-        assert ("--unsafe-local" in found.fix) == (status == "fail")
+        found = result("isolation")
+        assert found["status"] == status
+        assert "tier A lacks bwrap" in found["found"]
+        assert ("--unsafe-local" in found["fix"]) == (status == "fail")
 
 
-def test_a_grader_that_errs_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_grader_that_errs_is_found(monkeypatch: pytest.MonkeyPatch, result) -> None:
     """A canary whose canonical solution fails."""
     good = MinicodeEnvironment().problems("eval")[0]
     wrong = replace(good, canonical=good.canonical.replace("return", "return None and"))
     monkeypatch.setattr(MinicodeEnvironment, "problems", lambda self, split: [wrong])
-    found = result("grader", tmp_path)
-    assert found.status == "fail"
-    assert good.problem_id in found.found
+    found = result("grader")
+    assert found["status"] == "fail"
+    assert good.problem_id in found["found"]
 
 
 @pytest.fixture
@@ -61,36 +73,26 @@ def builtin(monkeypatch: pytest.MonkeyPatch, fake_pool: Pool) -> Path:
     return fake_pool.path.parent
 
 
-def test_damaged_built_in_pools_are_found(builtin: Path, tmp_path: Path) -> None:
+def test_damaged_built_in_pools_are_found(builtin: Path, result) -> None:
     """A truncated file is named, and so is a folder without any pool."""
-    assert result("pools", tmp_path).status == "ok"
+    assert result("pools")["status"] == "ok"
     path = builtin / "fake" / "step_001.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-9])
-    found = result("pools", tmp_path)
-    assert (found.status, found.fix) == ("fail", doctor.REINSTALL)
-    assert "step_001" in found.found
+    found = result("pools")
+    assert (found["status"], found["fix"]) == ("fail", doctor.REINSTALL)
+    assert "step_001" in found["found"]
     shutil.rmtree(builtin / "fake")
-    assert "found no pool" in result("pools", tmp_path).found
+    assert "found no pool" in result("pools")["found"]
 
 
-def test_other_weights_are_found(monkeypatch: pytest.MonkeyPatch, builtin: Path, tmp_path: Path) -> None:
+def test_other_weights_are_found(builtin: Path, result) -> None:
     """Pools of other weights than the organism's."""
     manifest = read_sealed(builtin / "fake" / "manifest.json")
     manifest["policy"]["base_weights_sha256"] = "0" * 64
     write_sealed(builtin / "fake" / "manifest.json", manifest)
-    found = result("organism", tmp_path).found
+    found = result("organism")["found"]
     assert "fake: expected a pool of the weights" in found
     assert "found 0000000000000000" in found
-
-
-def test_the_organism_loads_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No connection is even tried: a loader that falls back to local files would wait for it."""
-    tried = []
-    for name in ("getaddrinfo", "create_connection"):
-        monkeypatch.setattr(socket, name, lambda *args, **kwargs: tried.append(args))
-    monkeypatch.setattr(socket.socket, "connect", lambda self, address: tried.append(address))
-    assert result("organism", tmp_path).status == "ok"
-    assert tried == []
 
 
 def boom(out: Path) -> str:
@@ -114,7 +116,7 @@ def test_the_verb_prints_a_line_a_check_and_exits_with_the_verdict(
     code: int,
 ) -> None:
     """A check that breaks down is a failure with a fix and does not stop the others; a warning fails nothing."""
-    monkeypatch.setattr(doctor, "CHECKS", tuple((check.__name__, check) for check in checks))
+    monkeypatch.setattr(doctor, "CHECKS", {check.__name__: check for check in checks})
     assert run(cli, ["doctor", "--out", str(tmp_path)]) == code
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(checks)

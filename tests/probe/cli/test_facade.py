@@ -217,29 +217,48 @@ print(policy.adapter, sum(float(p.abs().sum()) for p in policy.model.parameters(
 """
 
 
-def test_a_training_is_loaded_by_its_name(out: Path, small: str, preset: Callable[..., str]) -> None:
-    """In a fresh interpreter, where nothing has taught peft its adapter; what is no finished training says so."""
-    assert (
-        run(
-            cli, ["train", "--preset", preset({"steps": 1, "evaluation.every": 9}), "--name", "left", "--out", str(out)]
-        )
-        == 0
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", LOADS, "left", str(out)], capture_output=True, text=True, check=False, cwd=out
-    )
+@pytest.fixture(scope="module")
+def left(out: Path, preset: Callable[..., str]) -> Path:
+    """A finished training."""
+    options = ["--preset", preset({"steps": 1, "evaluation.every": 9}), "--name", "left", "--out", str(out)]
+    assert run(cli, ["train", *options]) == 0
+    return out / "runs" / "left"
+
+
+@pytest.mark.slow
+def test_a_training_is_loaded_in_a_fresh_interpreter(left: Path, out: Path) -> None:
+    """Where nothing has taught peft its adapter."""
+    command = [sys.executable, "-c", LOADS, "left", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out)
     assert done.returncode == 0, done.stderr
     adapter, total = done.stdout.split()
-    assert adapter == str(out / "runs" / "left" / "adapter")
-    loaded = probe.load(out / "runs" / "left", device="cpu")
+    assert adapter == str(left / "adapter")
+    loaded = probe.load(left, device="cpu")
     assert float(total) == sum(float(p.abs().sum()) for p in loaded.model.parameters())
-    shutil.move(out / "runs" / "left" / "adapter", out / "runs" / "left" / "gone")
+
+
+def test_a_training_is_loaded_by_its_name(left: Path, out: Path) -> None:
+    """By its name as by its path; what is no finished training says so."""
+    loaded = [probe.load("left", out=out, device="cpu"), probe.load(left, device="cpu")]
+    assert {policy.adapter for policy in loaded} == {str(left / "adapter")}
+    sums = {sum(float(p.abs().sum()) for p in policy.model.parameters()) for policy in loaded}
+    assert len(sums) == 1
+    shutil.move(left / "adapter", left / "gone")
     with pytest.raises(InputError, match="adapter_config"):
         probe.load("left", out=out)
+    shutil.move(left / "gone", left / "adapter")
 
 
-def test_the_examples_run_and_help_fits_a_screen(tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every docstring has one, in an empty folder, with names alone; help lists every name and imports nothing."""
+def test_help_fits_a_screen() -> None:
+    """It lists every name and imports nothing."""
+    text = pydoc.plain(pydoc.render_doc(probe))
+    assert len(text.splitlines()) <= MOST_LINES
+    assert all(f"probe.{name}" in text for name in probe._PLACES)
+
+
+@pytest.mark.slow  # of what they call, on the organism
+def test_the_examples_run(tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every docstring has one, in an empty folder, with names alone."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cache").symlink_to(common / "cache")
     monkeypatch.chdir(tmp_path)
@@ -251,6 +270,3 @@ def test_the_examples_run_and_help_fits_a_screen(tmp_path: Path, common: Path, m
         )
         said: list[str] = []
         assert doctest.DocTestRunner().run(tests, out=said.append).failed == 0, "".join(said)
-    text = pydoc.plain(pydoc.render_doc(probe))
-    assert len(text.splitlines()) <= MOST_LINES
-    assert all(f"probe.{name}" in text for name in probe._PLACES)

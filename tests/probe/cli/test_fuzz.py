@@ -127,8 +127,7 @@ def answered(args: list[str], capsys: pytest.CaptureFixture[str]) -> int:
 def test_any_text_is_answered(verb: tuple[str, ...], tmp_path: Path, capsys, monkeypatch) -> None:
     """Of every other option: what it does not mean something to is refused in one line; each in a folder of its own."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # names of models: nothing is asked for
-    of_a_folder = [row for row in doctor.CHECKS if row[0] == "disk"]  # the others are of the machine
-    monkeypatch.setattr(doctor, "CHECKS", of_a_folder)
+    monkeypatch.setattr(doctor, "CHECKS", {})
     for i, (option, word) in enumerate(itertools.product(TEXTS[verb], WORDS)):
         (tmp_path / str(i)).mkdir()
         monkeypatch.chdir(tmp_path / str(i))

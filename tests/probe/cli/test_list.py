@@ -8,7 +8,7 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli._stored import KINDS
+from probe.cli.show import KINDS
 from replay_pools.base.files import write_json
 from replay_pools.pool import Pool
 

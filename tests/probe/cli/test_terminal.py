@@ -11,7 +11,7 @@ import pytest
 from terminals import on_a_terminal
 
 from probe.cli import cli, main
-from probe.cli._frame import COMPLETE_VARIABLE, run
+from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.records.timings import mean_times
 from replay_pools.base.terminal import on_progress, report
@@ -34,7 +34,7 @@ def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
 
 SHOW = """
 import sys, time
-from probe.cli._running import say
+from probe.cli._frame import say
 from probe.cli._terminal import shown_progress
 from replay_pools.base.terminal import report
 with shown_progress(say):
@@ -149,9 +149,10 @@ def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], caps
 
 def complete(words: str, last: int, monkeypatch: pytest.MonkeyPatch, capfd) -> list[str]:
     """What bash is told to offer for the word at `last`."""
-    for name, value in {"COMP_WORDS": words, "COMP_CWORD": str(last), COMPLETE_VARIABLE: "bash_complete"}.items():
+    for name, value in {"COMP_WORDS": words, "COMP_CWORD": str(last), "_PROBE_COMPLETE": "bash_complete"}.items():
         monkeypatch.setenv(name, value)
-    assert main() == 0
+    with pytest.raises(SystemExit, match="^0$"):
+        main()
     return [line.partition(",")[2] for line in capfd.readouterr().out.splitlines()]
 
 

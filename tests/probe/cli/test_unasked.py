@@ -27,7 +27,8 @@ def test_what_was_chosen_by_default_is_said_once(
     assert run(cli, args) == 0
     printed = capsys.readouterr()
     lines = [line for line in printed.err.splitlines() if line.startswith("defaults (")]
-    chosen = "--replay-dirs teacher,base --arm projected --match problem --seed 0 --template chat"
+    chosen = 'source.replay_dirs=["teacher", "base"] intervention.arms=["projected"] source.match=problem seed=0'
+    chosen += " model.template=chat"
     assert lines == [f"defaults (--preset replay): {chosen}"]
     assert "defaults (" not in printed.out
     assert (

@@ -406,7 +406,7 @@ def test_settings_of_a_job_stand_alone(
     assert "--preset" in capsys.readouterr().err
     settings = read_json(Path(arguments[arguments.index("--config") + 1]))["settings"]
     context = replay.make_context("replay", [*arguments[1:], "--k", "2", "--set", "seed=7"])
-    config = json.loads(json.dumps(asdict(configured(context, "replay", out))))
+    config = json.loads(json.dumps(asdict(configured("replay", context.params, out))))
     changed = {key: value for key, value in flat(config).items() if value != flat(settings).get(key)}
     assert changed == {"seed": 7, "intervention.extraction.k": 2, "preregistered": None}
     for verb in (["train"], ["pool", "generate"]):

@@ -16,8 +16,8 @@ def test_a_long_pool_is_read_as_far_as_its_steps_need(
 ) -> None:
     """The first eight of 20 groups fill two steps with the groups that the whole pool would give; 16 take all."""
     read: set[Path] = set()
-    read_listed = pool._read_listed
-    monkeypatch.setattr(pool, "_read_listed", lambda path, entry: read.add(path) or read_listed(path, entry))
+    read_group = pool._read_group
+    monkeypatch.setattr(pool, "_read_group", lambda path, *rest: read.add(path) or read_group(path, *rest))
 
     def drawn(num_steps: int) -> list[Any]:
         config = ReplayConfig(source=SourceConfig(replay_dirs=("teacher",)), steps=num_steps)
