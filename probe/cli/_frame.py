@@ -25,6 +25,7 @@ from replay_pools.base.terminal import aligned, is_invisible, visible, without_s
 from replay_pools.logs.columns import TARGETS, parse_mapping
 from replay_pools.pool import pool_names
 
+EXIT_INPUT = 2  # repeating the command would fail again
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of this program
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 FULL, DENIED = (
@@ -88,26 +89,28 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
     except click.Abort:
         echo("probe: interrupted; repeat the command to continue", err=True)
         return EXIT_INTERRUPTED
-    except (click.ClickException, OSError) as error:
+    except (InputError, click.ClickException, OSError) as error:
         for line in _lines(error):
-            echo(f"probe: error: {_rooted(line, args)}", err=True)
-        return InputError.exit_code
+            echo(f"probe: error: {_rooted(' '.join(line.split()), args)}", err=True)
+        return EXIT_INPUT
     # The program's boundary: `echo` makes foreign parts of the message safe.
     except Exception:
         echo(f"probe: internal error\n{traceback.format_exc()}", err=True)
         return EXIT_INTERNAL
 
 
-def _lines(error: click.ClickException | OSError) -> list[str]:
+def _lines(error: InputError | click.ClickException | OSError) -> list[str]:
     """Return the lines to print for bad input."""
+    if isinstance(error, InputError):
+        return [str(each) for each in error.errors]
     if isinstance(error, OSError):
         fix = OS_FIXES.get(error.errno or 0)
         message = f"{error.filename or 'input/output'}: {error.strerror or error}"
         return [f"{message}; {fix}" if fix else message]
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "probe"
-        return [f"{' '.join(error.format_message().split()).rstrip('.')}; see `{path} --help`"]
-    return error.format_message().splitlines()
+        return [f"{error.format_message().rstrip('.')}; see `{path} --help`"]
+    return [error.format_message()]
 
 
 def _rooted(message: str, args: Sequence[str]) -> str:

@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-import click
-
 MAX_SHOWN_CHARS = 4000  # of a place, or of a found value
 MAX_LINES = 20  # different faults in one message; the rest is counted
 MAX_NAMES = 8  # names listed in one line
 
 
-class InputError(click.ClickException):
+class InputError(Exception):
     """Bad input from the user or a file. The command line prints it on one line and exits with 2.
 
     >>> str(InputError("--steps", expected="at most 20", found="30", fix="lower it"))
@@ -27,8 +25,6 @@ class InputError(click.ClickException):
         fix: the next thing to do, preferably a command.
     """
 
-    exit_code = 2  # repeating the command would fail again
-
     def __init__(self, where: object, *, expected: str, found: str, fix: str = "") -> None:
         # Foreign text may be of any size.
         self.where, self.expected, self.found, self.fix = cut(str(where)), expected, cut(found), cut(fix)
@@ -39,10 +35,6 @@ class InputError(click.ClickException):
     def errors(self) -> tuple["InputError", ...]:
         """The single errors in this one: itself."""
         return (self,)
-
-    def format_message(self) -> str:
-        """Return one line for each error."""
-        return "\n".join(" ".join(str(error).split()) for error in self.errors)
 
     def at(self, where: object) -> "InputError":
         """Return the same error at another place."""
