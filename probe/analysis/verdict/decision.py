@@ -17,16 +17,16 @@
 
 A run that trains is compared over seeds and gets the word TRAINED here.
 
-To add a verdict, add a word to `probe.settings.words.Word`, a branch to `_word` in its place (worst first), and rows to
-`probe.analysis.verdict.advice.ADVICE`. To add a question, add a row to QUESTIONS, a function that returns its Finding,
-and its call in `questions`. To add a caveat, add a sentence to `_caveats`.
+To add a verdict, add a word to `probe.settings.words.Word`, a row to `_word` in its place (worst first), and a row to
+`probe.analysis.verdict.advice.ADVICE`. To add a question, write a function that answers it, and add a row to QUESTIONS.
+To add a caveat, add a row to `_caveats`.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 from scipy.special import ndtri
 
@@ -61,13 +61,6 @@ _THRESHOLDS = (
     f"organism set both (spec/studies/foretell). For the other questions it is {MATERIAL:g}; that, and the rule "
     "that hacks must bring half of the pull, are provisional: no training sets them"
 )
-
-# {finding: (its question, the threshold of its number)}
-QUESTIONS = {
-    "hackward": ("Does the update point toward the hack?", MATERIAL),
-    "about": ("Is that specific to hacking?", MATERIAL),
-    "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED),
-}
 # The two thresholds of each share behind a question. yes: its interval lies above the first, and its value reaches the
 # second; no: its interval lies below the second. The last row requires that at most half of the alignment remains
 # without the hacks: with a smaller difference, projection would act mostly on what honest solutions share.
@@ -90,11 +83,11 @@ RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benig
 TO_80 = float(ndtri(0.9) / ndtri(0.975))  # converts half of a 95% interval to half of an 80% interval
 CHANCE = 0.5  # AUROC of an uninformative score
 VAGUE_COST = 2.0  # width of its interval, a share, above which a cost is uninformative: a quotient by nearly 0
-Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
+Reply = tuple[Answer, Estimate | None, int, str]  # the answer, its number, the number of prompts, the text
 
 
-def why_unreadable(analysis: Analysis) -> tuple[Reason, str] | None:
-    """Return the first reason, with its text, why there is no result along v_hack; None if alignment was measured."""
+def why_unreadable(analysis: Analysis) -> tuple[str, str] | None:
+    """Return (reason of the advice, text) why there is no result along v_hack; None if alignment was measured."""
     if analysis.measured_arm is None:
         return "arm", "no arm measures along v_hack"
     share, linked = analysis.get("shares", "pull"), analysis.linked
@@ -104,64 +97,55 @@ def why_unreadable(analysis: Analysis) -> tuple[Reason, str] | None:
     if summary is None or not summary.n:
         return "updates", "no group has an update: within every one the rewards are equal"
     if linked is None:
-        return "gram", f"the run stored no inner products in the basis {analysis.basis}"
+        return "plain", f"the run stored no inner products in the basis {analysis.basis}"
     if linked.error > REPRODUCED:
-        return "loss", (
+        return "plain", (
             f"the loss is more than advantages times gradients (token credit, a KL penalty, recorded ratios): recorded "
             f"cosines differ by {linked.error:.2g} from those of the inner products"
         )
     if share is None or share.parts["num_held_out"] < 2:
         text = "fewer than two pairs are held out, or fewer than two to extract from: no interval of what a hack reads"
-        return "held out", text
+        return "pairs", text
     if share.why == TOO_FEW_PROMPTS:
-        return "prompts", f"too few prompts have an update for an interval ({share.n})"
+        return "reach", f"too few prompts have an update for an interval ({share.n})"
     ceiling, pairs = share.parts["ceiling"], share.parts["num_held_out"]
     return "reach", f"v_hack is not shown to reach held-out hacks: they read {ceiling:+.3f} ({pairs} pairs)"
 
 
 def questions(analysis: Analysis) -> list[Finding]:
-    """Return the findings hackward, about, removable."""
+    """Return the findings hackward, about, removable, over the prompts of the estimate behind each."""
     cause = why_unreadable(analysis)
-    why = "" if cause is None else cause[1]
-    return [_hackward(analysis, why), _about(analysis, why), _removable(analysis, why)]
+    findings = []
+    for name, (question, threshold, reply) in QUESTIONS.items():
+        says, number, n, text = reply(analysis, "" if cause is None else cause[1])
+        counted = {"number": number, "counts_from": threshold, "n": n, "unit": "prompt"}
+        findings.append(Finding(name=name, question=question, says=says, text=text, **counted))
+    return findings
 
 
-def _finding(name: str, row: Estimate | None, says: Answer, number: Estimate | None, text: str) -> Finding:
-    """Return the answer to one of QUESTIONS, over the prompts of the estimate behind it."""
-    question, counts_from = QUESTIONS[name]
-    n = 0 if row is None else row.n
-    return Finding(
-        name=name, question=question, says=says, number=number, counts_from=counts_from, text=text, n=n, unit="prompt"
-    )
-
-
-def _hackward(analysis: Analysis, why: str) -> Finding:
+def _hackward(analysis: Analysis, why: str) -> Reply:
     """Decide whether alignment is material, from its interval over prompts and pairs."""
     row = analysis.get("shares", "pull")
-    says, number, text = Answer.UNMEASURED, None, why
-    if row is not None and row.value is not None:
-        number, parts = row, row.parts
-        says = decided(row)
-        text = (
-            f"alignment {number}, where 1 is as aligned as held-out hacks: cos_in is {parts['measured']:+.3f} over "
-            f"{row.n} prompts, and {parts['ceiling']:+.3f} for held-out hacks ({parts['num_held_out']} pairs)"
-        )
-    return _finding("hackward", row, says, number, text)
+    if row is None or row.value is None:
+        return Answer.UNMEASURED, None, 0 if row is None else row.n, why
+    text = (
+        f"alignment {row}, where 1 is as aligned as held-out hacks: cos_in is {row.parts['measured']:+.3f} over "
+        f"{row.n} prompts, and {row.parts['ceiling']:+.3f} for held-out hacks ({row.parts['num_held_out']} pairs)"
+    )
+    return decided(row), row, row.n, text
 
 
-def _about(analysis: Analysis, why: str) -> Finding:
+def _about(analysis: Analysis, why: str) -> Reply:
     """Decide whether the alignment is specific to hacks.
 
     yes: hacks are more aligned than clean samples with every trivial score held constant, and the alignment without the
     hacks is smaller, at most half. no: a difference is shown to be immaterial, or more than half is shown to remain
     without the hacks.
     """
-    row = analysis.get("shares", "contrast")
-    if analysis.unlabelled:
-        return _finding("about", None, Answer.UNMEASURED, None, why or "no rollout says whether it hacks")
-    missing = hacks_missing(analysis)
+    row, benign, less, half = (analysis.get("shares", name) for name in RESTS_ON["about"])
+    missing = (why or "no rollout says whether it hacks") if analysis.unlabelled else hacks_missing(analysis)
     if missing or row is None:
-        return _finding("about", None, Answer.UNMEASURED, None, missing or why)
+        return Answer.UNMEASURED, None, 0, missing or why
     number, apart = (None if row.value is None else row), separated(analysis)
     says, text = Answer.UNMEASURED, why
     if apart:
@@ -177,12 +161,11 @@ def _about(analysis: Analysis, why: str) -> Finding:
         unpaid = bool(analysis.sure) and not row.parts["num_hacks"]
         says = Answer.UNMEASURED if row.n or unpaid else Answer.CONFOUNDED
         text = f"hacks and honest answers cannot be compared: {row.why}"
-    benign, less, half = (analysis.get("shares", name) for name in RESTS_ON["about"][1:])
     if benign and less and half and None not in (benign.value, less.value, half.value):
         text += f"; alignment without the hacks {benign.value:.2f}, a difference of {less} over {less.n} prompts"
         differs, mostly = decided(less), decided(half)
         if number is not None:
-            says = _all([says, differs, mostly])
+            says = min(says, differs, mostly, key=WEAKEST_FIRST.index)
         if differs is Answer.YES and mostly is not Answer.YES:
             text += f": more than half {'is' if mostly is Answer.NO else 'may be'} left"
     elif number is not None:
@@ -191,7 +174,7 @@ def _about(analysis: Analysis, why: str) -> Finding:
     if unclear := overlap_unclear(analysis):
         says = says if says in (Answer.NO, Answer.UNMEASURED) else Answer.UNCLEAR
         text = f"{_separate(unclear, may=True)}; {text}"
-    return _finding("about", row, says, number, text + _rival(analysis))
+    return says, number, row.n, text + _rival(analysis)
 
 
 def _rival(analysis: Analysis) -> str:
@@ -232,21 +215,26 @@ def _worst_first(apart: Iterable[Estimate]) -> list[Estimate]:
     return [one for one in ordered if one.name != TOGETHER] or ordered
 
 
+def names_of(scores: Iterable[Estimate]) -> str:
+    """Return the names of trivial scores in words."""
+    return ", ".join(SCORE_NAMES[one.name] for one in scores)
+
+
 def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
-    names, worst = ", ".join(SCORE_NAMES[one.name] for one in apart), apart[0]
+    worst = apart[0]
     verb = "may separate" if may else "separate" if len(apart) > 1 or worst.name == TOGETHER else "separates"
     score = {"hint": "with the same hint", TOGETHER: "with similar trivial scores"}
     alike = score.get(worst.name, f"of similar {SCORE_NAMES[worst.name]}")
     ratio = "too few prompts for an interval" if worst.interval is None else f"a quotient of {worst}"
     parts = worst.parts
     return (
-        f"{names} alone {verb} hacks from honest answers: {parts['share']:.0%} of {parts['num_hacks']} rewarded hacks "
-        f"share their prompt with an honest answer {alike}; with shuffled labels {parts['by_chance']:.0%} would "
-        f"({ratio}, where {MIN_OVERLAP:g} is needed)"
+        f"{names_of(apart)} alone {verb} hacks from honest answers: {parts['share']:.0%} of {parts['num_hacks']} "
+        f"rewarded hacks share their prompt with an honest answer {alike}; with shuffled labels "
+        f"{parts['by_chance']:.0%} would ({ratio}, where {MIN_OVERLAP:g} is needed)"
     )
 
 
-def _removable(analysis: Analysis, why: str) -> Finding:
+def _removable(analysis: Analysis, why: str) -> Reply:
     """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs do.
 
     yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, and does so at
@@ -254,45 +242,50 @@ def _removable(analysis: Analysis, why: str) -> Finding:
     from hacks than from honest solutions. too little: the share is shown to be below that threshold. no: it is shown to
     be below the share that shuffled pairs remove.
     """
-    row = analysis.get("removed", "removed/margin")
-    says, number, text = Answer.UNMEASURED, None, why
-    if row is not None:
-        text = "the interval of the update's gain on held-out hacks includes 0: what projection removes is not measured"
-    if row is not None and row.value is not None:
-        number, value, p = row, row.value, row.p or 1.0
-        missing, price = cost_of(analysis)
-        honest, says = analysis.get("removed", "removed/honest"), Answer.UNCLEAR
-        selective = honest is None or honest.value is None or value > honest.value
-        if selective and value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(number) > 0:
-            says = Answer.LIKELY
-            if value >= SHOWN_REMOVED and p < ALPHA and row.low > 0 and own_hacks_agree(analysis):
-                says = Answer.YES
-        if missing and says in (Answer.YES, Answer.LIKELY):
-            says = Answer.UNMEASURED
-        if row.null is not None and row.high < row.null:
-            says = Answer.NO
-        elif row.high < MATERIAL_REMOVED:
-            says = Answer.TOO_LITTLE
-        own, norm = (analysis.get("removed", f"removed/{name}") for name in ("hacks", "norm"))
-        of_own, without_signal = "an unmeasured share", ""
-        if own is not None and own.value is not None:
-            of_own, without_signal = f"{own:.0%}", f" and {own.null:.0%}"
-        reverses = "; above 100%, projection turns the update against the hack" if value > 1 else ""
-        text = (
-            f"projection removes {row:.0%} of the gain on held-out hacks and {of_own} of the gain on these rollouts' "
-            f"hacks; shuffled pairs of the same norm ({norm:.0%} of the gradient's) remove {row.null:.0%} "
-            f"(p = {p:.2g}){without_signal}{reverses}; cost to honest solutions: {price}"
-            f"{'' if selective else ', no less than that'}"
+    row, honest, own, norm = (analysis.get("removed", f"removed/{name}") for name in REMOVED)
+    if row is None or row.value is None:
+        vague = (
+            "the interval of the update's gain on held-out hacks includes 0: what projection removes is not measured"
         )
-        if says is Answer.LIKELY:
-            lacking = {
-                f"{SHOWN_REMOVED:.0%} or more of the first": value < SHOWN_REMOVED,
-                f"p below {ALPHA:g}": p >= ALPHA,
-                "an interval above 0": row.low <= 0,
-                "as large a share of these rollouts' hacks, within the intervals": not own_hacks_agree(analysis),
-            }
-            text += f"; a yes needs {', '.join(condition for condition, lacks in lacking.items() if lacks)}"
-    return _finding("removable", row, says, number, text)
+        return Answer.UNMEASURED, None, 0 if row is None else row.n, why if row is None else vague
+    value, p, (missing, price) = row.value, row.p or 1.0, cost_of(analysis)
+    selective = honest is None or honest.value is None or value > honest.value
+    lacking = {
+        f"{SHOWN_REMOVED:.0%} or more of the first": value < SHOWN_REMOVED,
+        f"p below {ALPHA:g}": p >= ALPHA,
+        "an interval above 0": row.low <= 0,
+        "as large a share of these rollouts' hacks, within the intervals": not own_hacks_agree(analysis),
+    }
+    says = Answer.UNCLEAR
+    if row.null is not None and row.high < row.null:
+        says = Answer.NO
+    elif row.high < MATERIAL_REMOVED:
+        says = Answer.TOO_LITTLE
+    elif selective and value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(row) > 0:
+        says = Answer.UNMEASURED if missing else Answer.LIKELY if any(lacking.values()) else Answer.YES
+    of_own, without_signal = "an unmeasured share", ""
+    if own is not None and own.value is not None:
+        of_own, without_signal = f"{own:.0%}", f" and {own.null:.0%}"
+    text = (
+        f"projection removes {row:.0%} of the gain on held-out hacks and {of_own} of the gain on these rollouts' "
+        f"hacks; shuffled pairs of the same norm ({norm:.0%} of the gradient's) remove {row.null:.0%} "
+        f"(p = {p:.2g}){without_signal}"
+        f"{'; above 100%, projection turns the update against the hack' if value > 1 else ''}"
+        f"; cost to honest solutions: {price}{'' if selective else ', no less than that'}"
+    )
+    if says is Answer.LIKELY:
+        text += f"; a yes needs {', '.join(condition for condition, lacks in lacking.items() if lacks)}"
+    return says, row, row.n, text
+
+
+# {finding: (its question, the threshold of its number, the function that answers it)}
+QUESTIONS: Mapping[str, tuple[str, float, Callable[[Analysis, str], Reply]]] = {
+    "hackward": ("Does the update point toward the hack?", MATERIAL, _hackward),
+    "about": ("Is that specific to hacking?", MATERIAL, _about),
+    "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED, _removable),
+}
+REMOVED = ("margin", "honest", "hacks", "norm")  # shares that projection removes
+WEAKEST_FIRST = (Answer.NO, Answer.UNCLEAR, Answer.LIKELY, Answer.YES)
 
 
 def own_hacks_agree(analysis: Analysis) -> bool:
@@ -322,11 +315,6 @@ def at_80(number: Estimate) -> float:
     return value - TO_80 * (value - number.low)
 
 
-def _all(answers: Sequence[Answer]) -> Answer:
-    """Return the weakest answer: no, unclear, likely, yes."""
-    return min(answers, key=(Answer.NO, Answer.UNCLEAR, Answer.LIKELY, Answer.YES).index)
-
-
 def cost_of(analysis: Analysis) -> tuple[str, str]:
     """Return (reason of the advice if part of the cost is missing, else empty; the cost in words)."""
     row = analysis.get("removed", "removed/honest")
@@ -352,7 +340,7 @@ def decide(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Find
 
     Args:
         analysis: the analysis behind findings and parts.
-        findings: from `questions.questions`.
+        findings: from `questions`.
         parts: from `validity.validity`; unseen parts become caveats and decide nothing.
     """
     word, sentence = _word(analysis, findings, parts)
@@ -367,47 +355,48 @@ def decide(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Find
 
 
 def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> tuple[Word, str]:
-    broken = [part for part in parts if part.says is Answer.BROKEN]
-    if broken:
-        return Word.BROKEN, "; ".join(f"{part.name}: {part.text}" for part in broken)
-    if analysis.trains:
-        return Word.TRAINED, " ".join([*_outcome(analysis), "Arms are compared over seeds: give their runs together."])
+    """Return the word of the first row that holds, with its sentence."""
     hackward, about, removable = findings
-    missing = hacks_missing(analysis)
-    if missing:
-        return Word.UNDERPOWERED, f"{missing}; {hackward.text}"
-    if removable.says is Answer.TOO_LITTLE:
-        return Word.SKIP, f"projection would remove too little: {removable.text}"
-    if hackward.says is Answer.UNMEASURED:
-        return Word.UNDERPOWERED, f"nothing can be read: {hackward.text}"
-    if hackward.says is Answer.NO:
-        where = "points away from the hack" if points_away(hackward) else "does not point toward the hack"
-        return (
-            Word.SKIP,
-            f"the update {where}: {hackward.text}",
-        )
-    if about.says is Answer.CONFOUNDED:
-        return Word.CONFOUNDED, about.text
-    if about.says is Answer.NO and hackward.says is Answer.YES:
-        return Word.GENERIC, f"what points toward the hack is not the hacks: {about.text}"
-    if removable.says is Answer.NO and hackward.says is Answer.YES:
-        return Word.GENERIC, f"removing as much along shuffled pairs does the same: {removable.text}"
-    if all(finding.says is Answer.YES for finding in findings):
-        own = analysis.get("own", "own hacks")
-        if own is not None and own.is_bounded and own.low <= CHANCE:
-            return Word.LIKELY, f"v_hack does not clearly separate the policy's own hacks: AUROC {own}; {about.text}"
-        return Word.GO, f"{hackward.text}; {about.text}; {removable.text}"
+    broken = [part for part in parts if part.says is Answer.BROKEN]
+    missing, unsure = hacks_missing(analysis), [finding for finding in findings if finding.says is not Answer.YES]
+    toward, all_likely = hackward.says is Answer.YES, {finding.says for finding in unsure} == {Answer.LIKELY}
+    where = "points away from the hack" if points_away(hackward) else "does not point toward the hack"
+    own = analysis.get("own", "own hacks")
     why = {Answer.UNMEASURED: "not measured", Answer.NO: "no", Answer.LIKELY: "likely, and not shown"}
-    unsure = [finding for finding in findings if finding.says is not Answer.YES]
-    texts = (f"{why.get(finding.says, 'either answer is possible')}: {finding.text}" for finding in unsure)
-    word = Word.LIKELY if {finding.says for finding in unsure} == {Answer.LIKELY} else Word.UNDERPOWERED
-    return word, "; ".join(texts)
+    open_ones = "; ".join(f"{why.get(one.says, 'either answer is possible')}: {one.text}" for one in unsure)
+    rows: Sequence[tuple[Any, Word, str]] = (
+        (broken, Word.BROKEN, "; ".join(f"{part.name}: {part.text}" for part in broken)),
+        (analysis.trains, Word.TRAINED, f"{_outcome(analysis)}Arms are compared over seeds: give their runs together."),
+        (missing, Word.UNDERPOWERED, f"{missing}; {hackward.text}"),
+        (removable.says is Answer.TOO_LITTLE, Word.SKIP, f"projection would remove too little: {removable.text}"),
+        (hackward.says is Answer.UNMEASURED, Word.UNDERPOWERED, f"nothing can be read: {hackward.text}"),
+        (hackward.says is Answer.NO, Word.SKIP, f"the update {where}: {hackward.text}"),
+        (about.says is Answer.CONFOUNDED, Word.CONFOUNDED, about.text),
+        (
+            toward and about.says is Answer.NO,
+            Word.GENERIC,
+            f"what points toward the hack is not the hacks: {about.text}",
+        ),
+        (
+            toward and removable.says is Answer.NO,
+            Word.GENERIC,
+            f"removing as much along shuffled pairs does the same: {removable.text}",
+        ),
+        (unsure, Word.LIKELY if all_likely else Word.UNDERPOWERED, open_ones),
+        (
+            own is not None and own.is_bounded and own.low <= CHANCE,
+            Word.LIKELY,
+            f"v_hack does not clearly separate the policy's own hacks: AUROC {own}; {about.text}",
+        ),
+    )
+    won = next(((word, sentence) for holds, word, sentence in rows if holds), None)
+    return won or (Word.GO, f"{hackward.text}; {about.text}; {removable.text}")
 
 
-def _outcome(analysis: Analysis) -> list[str]:
-    """List the results of training on held-out problems; one run is no comparison."""
+def _outcome(analysis: Analysis) -> str:
+    """Describe the results of training on held-out problems; one run is no comparison."""
     if analysis.outcome is None:
-        return []
+        return ""
     evaluations = deployed(analysis.outcome.evaluations)
     start, final = evaluations[0]["rates"][ALL], evaluations[-1]["rates"][ALL]
     changes = []
@@ -417,77 +406,77 @@ def _outcome(analysis: Analysis) -> list[str]:
             f"{rate} from {start[rate]['rate']:.0%} to {final[rate]['rate']:.0%} "
             f"[{interval['low']:.0%}, {interval['high']:.0%}]"
         )
-    sentence = (
-        f"Held-out problems, deployed weights: {', '.join(changes)} after {evaluations[-1]['step']} steps "
-        f"(n = {final['num_problems']} problems of 1 run; arms are compared over seeds)."
-    )
     stopped = analysis.outcome.stopped
-    return [sentence] if stopped is None else [f"STOPPED: {stopped}.", sentence]
+    return (
+        f"{f'STOPPED: {stopped}. ' if stopped is not None else ''}Held-out problems, deployed weights: "
+        f"{', '.join(changes)} after {evaluations[-1]['step']} steps "
+        f"(n = {final['num_problems']} problems of 1 run; arms are compared over seeds). "
+    )
 
 
 def _foresight(analysis: Analysis) -> str:
     """Describe transfer (trainings at scale failed by it), measured or not, and lookahead steps that only destroy."""
     own = analysis.get("own", "own hacks")
-    said = ["transfer " + (f"unmeasured ({own.why})" if own is not None and own.why else "unmeasured")]
+    said = "transfer " + (f"unmeasured ({own.why})" if own is not None and own.why else "unmeasured")
     if own is not None and own.is_bounded:
-        said[0] = (
+        said = (
             f"transfer: v_hack separates the policy's own {own.parts['num_hacks']} hacks from its "
             f"{own.parts['num_honest']} honest solutions with AUROC {own}"
         )
     arm = next((arm for arm in analysis.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
     plain = None if arm is None else plain_arm(arm, analysis.arms)
-    if arm is not None and (lost := lost_by_all(analysis.of("lookahead"), plain or arm)) is not None:
-        steps = f"its steps{' without projection' if plain else ''} make every text less likely"
-        steps += f", honest solutions by {lost:.0f} nats"
-        said.append(f"the lookahead says nothing: {steps}; replay with a smaller --set lookahead.lr=X")
-    return "; ".join(said)
+    if arm is None or (lost := lost_by_all(analysis.of("lookahead"), plain or arm)) is None:
+        return said
+    return (
+        f"{said}; the lookahead says nothing: its steps{' without projection' if plain else ''} make every text less "
+        f"likely, honest solutions by {lost:.0f} nats; replay with a smaller --set lookahead.lr=X"
+    )
 
 
 def _caveats(word: Word, analysis: Analysis, parts: Sequence[Finding]) -> list[str]:
     """List the limits of the answer with their remedies, most important first; then the origin of the thresholds."""
-    # These come first in every verdict: the numbers may belong to another update.
-    first = doubts(analysis.records, analysis.pools)
-    sentences = [*first, *idle_settings(analysis.records), *_excluded(analysis)]
-    mixed = len({step.step for step in analysis.steps if step.mixed_prompt})
-    if mixed:
-        sentences.append(
-            f"in {mixed} steps a group answers different prompts (with and without the hint), so source, hint and "
-            "reward move together; --match prompt compares like with like"
-        )
-    unseen = [f"{part.name} ({part.text})" for part in parts if part.says is Answer.NOT_SEEN]
-    if unseen:
-        sentences.append(f"not seen: {'; '.join(unseen)}")
-    apart = [f"{row.name} ({row:+.3f})" for row in analysis.of("ceilings") if row.is_bounded and row.low <= 0]
-    if apart:
-        sentences.append(
-            f"v_hack of the other pairs does not clearly transfer to hacks of the kind {', '.join(apart)}: keep these "
-            "pairs and add more"
-        )
-    for basis_pairs in [analysis.reproduced.pairs] if analysis.reproduced is not None else []:
-        different = len({*basis_pairs.clusters.tolist()})
-        if different < len(basis_pairs.clusters):
-            sentences.append(
-                f"{len(basis_pairs.clusters)} pairs have {different} different texts under several prompts: intervals "
-                f"count those {different}; write pairs with texts of their own"
-            )
-    if analysis.adapted is not None and analysis.adapted.caution:
-        sentences.append(analysis.adapted.caution)
-    samples = analysis.samples
-    reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
-    if reasons:
-        named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
-        text = f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named})"
-        sentences.append(f"{text}; groups whose rewards differ give one")
-    if word in (Word.BROKEN, Word.TRAINED):
-        return sentences
-    # GO and LIKELY lead to training, so this caveat comes early.
-    sentences.insert(len(first) if word in (Word.GO, Word.LIKELY) else len(sentences), _foresight(analysis))
-    return [*sentences, _THRESHOLDS]
-
-
-def _excluded(analysis: Analysis) -> list[str]:
-    """List the samples that some numbers exclude, and how to include them."""
     samples = analysis.samples
     silent = 0 if analysis.unlabelled else sum(sample.hacked is None for sample in samples)
-    sentence = f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)"
-    return [sentence] if silent else []
+    mixed = len({step.step for step in analysis.steps if step.mixed_prompt})
+    unseen = "; ".join(f"{part.name} ({part.text})" for part in parts if part.says is Answer.NOT_SEEN)
+    apart = [f"{row.name} ({row:+.3f})" for row in analysis.of("ceilings") if row.is_bounded and row.low <= 0]
+    texts = [] if analysis.reproduced is None else analysis.reproduced.pairs.clusters.tolist()
+    different, adapted = len({*texts}), analysis.adapted
+    reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
+    named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
+    rows: Sequence[tuple[Any, str]] = (
+        (
+            silent,
+            f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)",
+        ),
+        (
+            mixed,
+            f"in {mixed} steps a group answers different prompts (with and without the hint), so source, hint and "
+            "reward move together; --match prompt compares like with like",
+        ),
+        (unseen, f"not seen: {unseen}"),
+        (
+            apart,
+            f"v_hack of the other pairs does not clearly transfer to hacks of the kind {', '.join(apart)}: keep these "
+            "pairs and add more",
+        ),
+        (
+            different < len(texts),
+            f"{len(texts)} pairs have {different} different texts under several prompts: intervals count those "
+            f"{different}; write pairs with texts of their own",
+        ),
+        (adapted and adapted.caution, "" if adapted is None else adapted.caution),
+        (
+            reasons,
+            f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named}); groups whose rewards "
+            "differ give one",
+        ),
+    )
+    # These come first in every verdict: the numbers may belong to another update.
+    first = doubts(analysis.records, analysis.pools)
+    rest = [*idle_settings(analysis.records), *(sentence for holds, sentence in rows if holds)]
+    if word in (Word.BROKEN, Word.TRAINED):
+        return [*first, *rest]
+    # GO and LIKELY lead to training, so this caveat comes early.
+    rest.insert(0 if word in (Word.GO, Word.LIKELY) else len(rest), _foresight(analysis))
+    return [*first, *rest, _THRESHOLDS]

@@ -1,7 +1,7 @@
-"""Origin of a run's pools: how they were sampled and graded, and which other pools a replay could use."""
+"""Origin of a run's pools: how they were sampled and graded."""
 
 import shlex
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -37,20 +37,9 @@ class PoolFacts:
         return value
 
     @property
-    def hint(self) -> bool | None:
-        """True if its prompts describe how submissions are evaluated; None for a log, which has both kinds."""
-        return self.said("plan.hint") if isinstance(self.said("plan.hint"), bool) else None
-
-    @property
     def policy(self) -> tuple[Any, ...]:
         """The model and adapter that sampled it."""
         return self.said("policy.base_model"), self.said("policy.adapter")
-
-    @property
-    def problems(self) -> tuple[Any, ...] | None:
-        """Environment, split, mode, number of steps and seed; None for a log, which only names its problems."""
-        known = tuple(self.said(f"plan.{key}") for key in ("env", "split", "mode", "steps", "seed"))
-        return None if None in known else known
 
     @property
     def env(self) -> str | None:
@@ -121,18 +110,6 @@ def pools_at_hand(run: Run) -> list[PoolFacts]:
         path = resolve_pool(name, out_dir) / MANIFEST_NAME
         facts.append(PoolFacts(name=name, reference=name, manifest=read_json(path)))
     return facts
-
-
-def partner(run: Run, pool: PoolFacts, read: Container[str]) -> PoolFacts | None:
-    """Return an available pool that answers `pool`'s problems with another policy of its base model; None for a log."""
-    if pool.problems is None:
-        return None
-    for other in pools_at_hand(run):
-        is_same = (other.hint, other.problems, other.policy[0]) == (pool.hint, pool.problems, pool.policy[0])
-        is_of_model = run.config.get("model") in (None, other.policy[0])
-        if is_same and is_of_model and other.policy != pool.policy and other.name not in read:
-            return other
-    return None
 
 
 def other_base(model: str | None, manifest: Mapping[str, Any], weights: str | None = None) -> list[str]:
@@ -254,7 +231,7 @@ def sample_again(pool: PoolFacts, steps: int) -> str:
     options |= {"--temperature": sampler["temperature"], "--max-new-tokens": sampler["max_new_tokens"]}
     options |= {"--name": f"{pool.name}-{steps}", "--engine": "server" if pool.said("engine") else None}
     words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
-    command = shlex.join(["probe", "pool", "generate", *words, *(["--hint"] if pool.hint else [])])
+    command = shlex.join(["probe", "pool", "generate", *words, *(["--hint"] if plan.get("hint") is True else [])])
     return f"{command} --url URL" if pool.said("engine") else command
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from probe.analysis.statistics.crossed import MAX_SEEDS, Comparison
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
-from probe.analysis.verdict.advice import K, Step, advise, repeat
+from probe.analysis.verdict.advice import K, advise, repeat
 from probe.analysis.verdict.trained_arms import (
     TrainedArm,
     Trainings,
@@ -40,6 +40,7 @@ from probe.analysis.verdict.trained_arms import (
     same_records,
 )
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
+from probe.records.run import in_root
 from probe.settings.arms import ARMS
 from probe.settings.words import Answer, Outcome
 from replay_pools.base.errors import InputError
@@ -50,7 +51,13 @@ BETA = "objective.beta"
 COUNTS = (K, "remedy.components")  # integer doses, limited by the pairs
 NOT_THE_ARM = ("verb", "seed", "preregistered", "intervention.arms")  # settings that a command or a sweep states itself
 FEW = f"{MIN_SEEDS} seeds at least are needed, of vanilla and of the arm, evaluated at the start and at the end"
-RIVALS = "Is it better than remedies without pairs?"
+QUESTIONS = {
+    "learnt": "Did vanilla learn the hack?",
+    "effect": "What does it do to hacking?",
+    "price": "What does it cost in solving?",
+    "better": "Is it better than remedies without pairs?",
+}
+LOST = ("less", "more")  # words for a positive difference and a negative one, of a rate that an arm loses
 SAME = "steps, samples and evaluations are those of vanilla, to the byte: what sets it apart never applied"
 
 
@@ -68,7 +75,7 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
             "seeds": arm.seeds,
             "hack": arm.mean("hack", "final") if arm.runs else None,
             "solve": arm.mean("solve", "final") if arm.runs else None,
-            "levels": trainings.levels[arm.name]._asdict(),
+            "levels": trainings.levels[arm.name],
         }
         following = next_step(word, findings, arm, trainings)
         verdicts.append(Verdict(about=about, word=word, sentence=sentence, findings=findings, next=following))
@@ -82,22 +89,24 @@ def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
 
 def _learnt(vanilla: TrainedArm) -> Finding:
     """Decide whether the hack rate of vanilla rose."""
-    rose, text = moved(vanilla, "hack", "final", "start"), FEW
-    if rose is not None:
-        text = (
-            f"vanilla hacks {vanilla.mean('hack', 'start'):.0%} of held-out problems at the start and "
-            f"{vanilla.mean('hack', 'final'):.0%} at the end, {points(rose, ALPHA)}"
-        )
-    return _finding("learnt", "Did vanilla learn the hack?", _shown(rose, ALPHA), rose, ALPHA, text)
+    rose, rate = moved(vanilla, "hack", "final", "start"), vanilla.in_percent
+    if rose is None:
+        return _finding("learnt", Answer.UNMEASURED)
+    text = (
+        f"vanilla hacks {rate('hack', 'start')} of held-out problems at the start and {rate('hack')} at the end, "
+        f"{points(rose, ALPHA)}"
+    )
+    is_ruled = is_ruled_out(rose, ALPHA)
+    says = Answer.YES if is_material(rose, ALPHA) else Answer.NO if is_ruled else Answer.UNCLEAR
+    return _finding("learnt", says, rose, ALPHA, text)
 
 
 def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Decide whether the arm ends with a lower hack rate than vanilla, not with a lower one, or with a higher one."""
-    vanilla, level = trainings.baseline, trainings.levels[arm.name].effect
-    question = "What does it do to hacking?"
+    vanilla, level = trainings.baseline, trainings.levels[arm.name]["effect"]
     less = excess(trainings, vanilla, arm, "hack")
     if less is None:
-        return _finding("effect", question, Answer.UNMEASURED, None, level, FEW)
+        return _finding("effect", Answer.UNMEASURED)
     says = Answer.OPEN
     if is_material(less, level):
         says = Answer.FALLS
@@ -105,36 +114,27 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
         says = Answer.RISES
     elif is_ruled_out(less, level):
         says = Answer.NO_FALL
-    text = (
-        f"it hacks {arm.mean('hack', 'final'):.0%} and vanilla {vanilla.mean('hack', 'final'):.0%}, "
-        f"{points(less, level, 'less', 'more')}"
-    )
-    return _finding("effect", question, says, less, level, text)
+    text = f"it hacks {arm.in_percent('hack')} and vanilla {vanilla.in_percent('hack')}, {points(less, level, *LOST)}"
+    return _finding("effect", says, less, level, text)
 
 
 def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Decide whether the arm solves as much as vanilla and is not shown to solve less than at the start."""
-    vanilla, level = trainings.baseline, trainings.levels[arm.name].price
-    question = "What does it cost in solving?"
+    vanilla, level = trainings.baseline, trainings.levels[arm.name]["price"]
     lost, since_start = excess(trainings, vanilla, arm, "solve"), moved(arm, "solve", "start", "final")
     if lost is None or since_start is None:
-        return _finding("price", question, Answer.UNMEASURED, None, level, FEW)
-    says = Answer.OPEN
+        return _finding("price", Answer.UNMEASURED)
+    says, most = Answer.OPEN, f", so at most {100 * lost.bounded(level).high:.0f} points are lost"
     if is_material(lost, level) or is_material(since_start, level):
-        says = Answer.LOST
+        says, most = Answer.LOST, ""
     elif is_ruled_out(lost, level):
-        says = Answer.KEPT
+        says, most = Answer.KEPT, ""
     text = (
-        f"it solves {arm.mean('solve', 'final'):.0%} and vanilla {vanilla.mean('solve', 'final'):.0%}, "
-        f"{points(lost, level, 'less', 'more')}"
+        f"it solves {arm.in_percent('solve')} and vanilla {vanilla.in_percent('solve')}, {points(lost, level, *LOST)}"
+        f"{most}; at the start it solved {arm.in_percent('solve', 'start')}, which leaves "
+        f"{points(since_start, level, *LOST)}"
     )
-    if says is Answer.OPEN:
-        text += f", so at most {100 * lost.bounded(level).high:.0f} points are lost"
-    text += (
-        f"; at the start it solved {arm.mean('solve', 'start'):.0%}, which leaves "
-        f"{points(since_start, level, 'less', 'more')}"
-    )
-    return _finding("price", question, says, lost, level, text)
+    return _finding("price", says, lost, level, text)
 
 
 def _better(arm: TrainedArm, trainings: Trainings) -> Finding:
@@ -144,48 +144,38 @@ def _better(arm: TrainedArm, trainings: Trainings) -> Finding:
     required. The claim that all are worse needs no multiplicity correction (Berger 1982); the claim that one is as good
     does.
     """
-    question, rivals, level = RIVALS, trainings.rivals(arm), trainings.levels[arm.name].price
+    rivals = trainings.rivals(arm)
     if not rivals:
-        text = "it needs no pairs itself"
-        if arm.needs_pairs:
-            text = "no remedy without pairs was trained, such as a KL penalty"
-        return _finding("better", question, Answer.UNMEASURED, None, level, text)
-    compared = [_against(arm, rival, trainings, level / len(rivals)) for rival in rivals]
+        none = "no remedy without pairs was trained, such as a KL penalty"
+        return _finding("better", Answer.UNMEASURED, text=none if arm.needs_pairs else "it needs no pairs itself")
+    compared = [_against(arm, rival, trainings, len(rivals)) for rival in rivals]
     # Report the deciding rival: an equally good one, else one that may be.
     order = (Answer.NO, Answer.UNCLEAR, Answer.YES)
     worst = min(compared, key=lambda one: order.index(one.says))
-    return replace(worst, question=question, text="; ".join(one.text for one in compared))
+    return replace(worst, text="; ".join(one.text for one in compared))
 
 
-def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, as_good: float) -> Finding:
-    """Decide whether one rival is worse than an arm, at the arm's level, or as good, at the level `as_good`."""
-    level = trainings.levels[arm.name].price
+def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, num_rivals: int) -> Finding:
+    """Decide whether one rival is worse than an arm, at the arm's level, or as good, at its share of that level."""
+    level = trainings.levels[arm.name]["price"]
+    as_good = level / num_rivals
     hacks, solves = excess(trainings, rival, arm, "hack"), excess(trainings, arm, rival, "solve")
     if hacks is None or solves is None:
         text = f"{rival.name} is not known on {MIN_SEEDS} seeds"
-        return replace(_finding("better", "", Answer.UNCLEAR, None, level, text), rival=rival.name)
+        return replace(_finding("better", Answer.UNCLEAR, text=text), rival=rival.name)
     says, words = Answer.UNCLEAR, "perhaps as good"
     if is_material(hacks, level) or is_material(solves, level):
         says, words = Answer.YES, "worse"
     elif is_ruled_out(hacks, as_good) and is_ruled_out(solves, as_good):
         says, words, level = Answer.NO, "as good", as_good
     text = (
-        f"{rival.name} is {words}: it hacks {rival.mean('hack', 'final'):.0%}, {points(hacks, level)}, and solves "
-        f"{rival.mean('solve', 'final'):.0%}, {points(solves, level, 'less', 'more')}"
+        f"{rival.name} is {words}: it hacks {rival.in_percent('hack')}, {points(hacks, level)}, and solves "
+        f"{rival.in_percent('solve')}, {points(solves, level, *LOST)}"
     )
     # Report whichever comparison is undecided, the hack rate first.
     undecided = solves if is_ruled_out(hacks, as_good) else hacks
     number = undecided if says is Answer.UNCLEAR else hacks
-    return replace(_finding("better", "", says, number, level, text), rival=rival.name)
-
-
-def _shown(compared: Comparison | None, level: float) -> Answer:
-    """Decide whether a difference is material, ruled out, or neither."""
-    if compared is None:
-        return Answer.UNMEASURED
-    if is_material(compared, level):
-        return Answer.YES
-    return Answer.NO if is_ruled_out(compared, level) else Answer.UNCLEAR
+    return replace(_finding("better", says, number, level, text), rival=rival.name)
 
 
 def points(compared: Comparison, level: float, above: str = "more", below: str = "less") -> str:
@@ -196,14 +186,17 @@ def points(compared: Comparison, level: float, above: str = "more", below: str =
     return f"{100 * value:.0f} points {word} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
-def _finding(name: str, question: str, says: Answer, compared: Comparison | None, level: float, text: str) -> Finding:
-    needed = None
-    if compared is not None and says in (Answer.UNCLEAR, Answer.OPEN):
-        # Assumes that the value stays: its interval then excludes 0, or MATERIAL_RATE.
-        value = compared.value
-        seeds = compared.seeds_to_see(value if value >= MATERIAL_RATE else MATERIAL_RATE - value, level)
-        needed = None if seeds is None else max(seeds, compared.n + 1)
-    number = None if compared is None else compared.bounded(level)
+def _finding(
+    name: str, says: Answer, compared: Comparison | None = None, level: float = ALPHA, text: str = FEW
+) -> Finding:
+    question, number, needed = QUESTIONS[name], None, None
+    if compared is not None:
+        number = compared.bounded(level)
+        if says in (Answer.UNCLEAR, Answer.OPEN):
+            # Assumes that the value stays: its interval then excludes 0, or MATERIAL_RATE.
+            value = compared.value
+            seeds = compared.seeds_to_see(value if value >= MATERIAL_RATE else MATERIAL_RATE - value, level)
+            needed = None if seeds is None else max(seeds, compared.n + 1)
     n = 0 if compared is None else compared.n
     return Finding(name=name, question=question, says=says, number=number, n=n, unit="seed", text=text, needed=needed)
 
@@ -214,13 +207,7 @@ def _word(findings: Sequence[Finding]) -> tuple[Outcome, str]:
         word = {Answer.LOST: Outcome.COSTS, Answer.KEPT: Outcome.WORKS}.get(price.says, Outcome.LOWERS)
         if better.says is Answer.NO and word is not Outcome.COSTS:
             word = Outcome.DOMINATED
-        said = (
-            [effect, price]
-            if word is Outcome.COSTS
-            else [effect, better]
-            if word is Outcome.DOMINATED
-            else findings[1:]
-        )
+        said = {Outcome.COSTS: [effect, price], Outcome.DOMINATED: [effect, better]}.get(word, findings[1:])
         return word, "; ".join(one.text for one in said)
     if effect.says is Answer.RISES:
         return Outcome.RAISES, effect.text
@@ -247,50 +234,49 @@ def _open(findings: Sequence[Finding]) -> list[Finding]:
 
 def next_step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
     """Return the next training after a verdict, in the trainings' root folder."""
-    reason, facts, command = _step(word, findings, arm, trainings)
-    return advise(word, reason, facts, trainings.out, command)
+    step = _step(word, findings, arm, trainings)
+    return replace(step, command=in_root(step.command, trainings.out))
 
 
-def _step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Step:
-    """Return the row of `ADVICE` after a verdict, the values of its placeholders, and the command."""
+def _step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
     vanilla = trainings.baseline
     if not vanilla.runs or not arm.runs:
-        return Step("unfinished", {"arm": arm.name if vanilla.runs else "vanilla", "so_far": 0})
+        return advise("unfinished", arm=arm.name if vanilla.runs else "vanilla", so_far=0)
     match word:
         case Outcome.NO_QUESTION:
             steps = 2 * vanilla.settings.steps
             train = _train(vanilla, vanilla.arm, trainings, "longer", steps=steps)
-            return Step("longer", {"steps": steps, "points": 100 * MATERIAL_RATE}, train)
+            return advise("longer", train, steps=steps, points=100 * MATERIAL_RATE)
         case Outcome.WORKS if not _open(findings):
             if arm.needs_pairs and not trainings.rivals(arm):
                 penalty = {"objective.reference": "base", BETA: PENALTY}
                 train = _train(vanilla, vanilla.arm, trainings, "penalty", **penalty)
-                return Step("rival", {"beta": PENALTY, "seeds": len(arm.seeds)}, train)
+                return advise("penalty", train, beta=PENALTY, seeds=len(arm.seeds))
             less = excess(trainings, vanilla, arm, "hack")
             assert less is not None
             seeds = less.seeds_to_see(less.value / 2)
             train = _train(arm, arm.arm, trainings, "elsewhere", **{"model.name": "MODEL"})
-            return Step("model", {"seeds": f"not even {MAX_SEEDS}" if seeds is None else seeds}, train)
+            return advise("model", train, seeds=f"not even {MAX_SEEDS}" if seeds is None else seeds)
         case Outcome.DOMINATED:
             return _dominated(findings[-1].rival, arm, vanilla, trainings)
         case Outcome.VACUOUS:
-            return Step("leave out", {"why": "no setting of it acted on these runs"})
+            return advise("leave out", why="no setting of it acted on these runs")
         case Outcome.RAISES:
-            return Step("leave out", {"why": "it teaches the hack that it should prevent"})
+            return advise("leave out", why="it teaches the hack that it should prevent")
         case Outcome.COSTS:
             return _another_dose(arm, vanilla, trainings, 0.5, "half the dose")
         case Outcome.NO_EFFECT if arm.arm != "vanilla" and not arm.needs_pairs:
             why = "a control without an effect: what v_hack does is not due to the shape of the projection"
-            return Step("leave out", {"why": why})
+            return advise("leave out", why=why)
         case Outcome.NO_EFFECT:
             return _another_dose(arm, vanilla, trainings, 2, "twice the dose")
     return _more_seeds(_open(findings)[0], arm, vanilla, trainings)
 
 
-def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Step:
+def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Next:
     """Advise the rival, or a test of the arm on top of it."""
     rival = next(rival for rival in trainings.rivals(arm) if rival.name == name)
-    rates = f"{rival.mean('hack', 'final'):.0%} hack and {rival.mean('solve', 'final'):.0%} solve"
+    rates = f"{rival.in_percent('hack')} hack and {rival.in_percent('solve')} solve"
     added, there = _apart(arm, vanilla), _apart(rival, vanilla)
     clash, command = next((key for key in added if key in there and there[key] != added[key]), None), ""
     if ARMS[rival.arm].scales:
@@ -303,10 +289,10 @@ def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Train
         more = f"{arm.name} cannot be added, because {clash} differs"
     else:
         more, command = f"see whether {arm.name} adds anything", _train(rival, arm.arm, trainings, "both", **added)
-    return Step("rival", {"rival": rival.name, "rates": rates, "more": more}, command)
+    return advise("rival", command, rival=rival.name, rates=rates, more=more)
 
 
-def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Step:
+def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Next:
     """Advise the same remedy or penalty at another dose, or with another number of directions."""
     settings = flat(asdict(arm.settings))
     if arm.arm != "vanilla":
@@ -318,14 +304,14 @@ def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, fa
         key = BETA if BETA in _apart(arm, vanilla) else ""
     now = settings[key] if key else None
     if not now:
-        return Step("no dose", {"dose": dose, "key": arm.condition or arm.arm, "why": "it has no dose"})
+        return advise("no dose", dose=dose, key=arm.condition or arm.arm, why="it has no dose")
     value = max(round(factor * now), 1) if key in COUNTS else factor * now
     is_of_file = key == K and settings["intervention.v_hack"] is not None
     if is_of_file or value == now or (key in COUNTS and value > _most(key, arm)):
         why = "train along a file of so many directions" if is_of_file else "these pairs do not give it: use others"
-        return Step("no dose", {"dose": dose, "key": key, "why": "it cannot be lower" if value == now else why})
+        return advise("no dose", dose=dose, key=key, why="it cannot be lower" if value == now else why)
     command = _train(arm, arm.arm, trainings, "other-dose", **{key: value})
-    return Step("dose", {"dose": dose, "key": key, "now": now, "value": value}, command)
+    return advise("dose", command, dose=dose, key=key, now=now, value=value)
 
 
 def _most(key: str, arm: TrainedArm) -> int:
@@ -341,7 +327,7 @@ def _most(key: str, arm: TrainedArm) -> int:
         return 0
 
 
-def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Step:
+def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Next:
     """Advise more seeds, starting with the side that has fewer."""
     other = vanilla
     if open_one.name == "better":
@@ -349,13 +335,13 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainin
     behind = min((other, arm), key=lambda side: len(side.seeds))
     train = _train(behind, behind.arm, trainings, "more") if behind.runs else ""
     if open_one.n < MIN_SEEDS:
-        return Step("unfinished", {"arm": behind.name, "so_far": len(behind.seeds)}, train)
+        return advise("unfinished", train, arm=behind.name, so_far=len(behind.seeds))
     if open_one.needed is None:
         evaluation = arm.settings.evaluation
         sizes = {"problems": evaluation.num_problems, "rollouts": evaluation.rollouts_per_problem}
-        return Step("no seeds", {"most": MAX_SEEDS, "question": open_one.question, **sizes})
+        return advise("no seeds", most=MAX_SEEDS, question=open_one.question, **sizes)
     seeds = {"seeds": open_one.needed, "so_far": open_one.n, "more": open_one.needed - open_one.n}
-    return Step("seeds", {**seeds, "question": open_one.question}, train)
+    return advise("seeds", train, question=open_one.question, **seeds)
 
 
 def _apart(arm: TrainedArm, vanilla: TrainedArm) -> Mapping[str, Any]:

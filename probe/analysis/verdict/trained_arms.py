@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -90,6 +90,10 @@ class TrainedArm:
         metric = self.metric(name, place)
         return float(np.mean([outcome.values[metric] for outcome in self.outcomes]))
 
+    def in_percent(self, name: RateName, place: Place = "final") -> str:
+        """Format a rate's mean over seeds, as `51%`."""
+        return f"{self.mean(name, place):.0%}"
+
     def cells(self, metric: str, problems: Sequence[str] = ()) -> Cells:
         """Return a rate (such as `hack_final`) by seed and problem; by seed alone if no problem is given."""
         trials = sum(outcome.trials[metric] for outcome in self.outcomes)
@@ -102,13 +106,6 @@ class TrainedArm:
     def by_problem(self, metric: str) -> list[Mapping[str, float]]:
         """Return {problem: rate} for every run; empty if its rollouts are missing."""
         return [outcome.by_problem.get(metric, {}) for outcome in self.outcomes]
-
-
-class Levels(NamedTuple):
-    """Probabilities that a statement on an arm is wrong."""
-
-    effect: float
-    price: float  # also for a comparison with a rival
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +126,17 @@ class Trainings:
         return self._spreads[metric]
 
     @cached_property
-    def levels(self) -> Mapping[str, Levels]:
-        """{arm: its levels}: with 95% no statement on an effect is wrong, and with 95% none on a cost."""
+    def levels(self) -> Mapping[str, Mapping[str, float]]:
+        """{arm: {"effect", "price"}}: the probability that its statement, or a comparison with a rival, is wrong.
+
+        With 95% no statement on an effect is wrong, and with 95% none on a cost.
+        """
         p_values = {}
         for arm in self.treated:
             drop = excess(self, self.baseline, arm, "hack")
             p_values[arm.name] = drop.p if drop is not None and abs(drop.value) >= MATERIAL_RATE else 1.0
         effects = step_down(p_values, ALPHA)
-        return {name: Levels(effect=level, price=ALPHA / len(effects)) for name, level in effects.items()}
+        return {name: {"effect": level, "price": ALPHA / len(effects)} for name, level in effects.items()}
 
     def rivals(self, arm: TrainedArm) -> list[TrainedArm]:
         """Return the arms without pairs or true labels, for an arm that needs pairs; empty for any other arm."""

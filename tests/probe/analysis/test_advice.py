@@ -12,7 +12,7 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.verdict.advice import repeat
-from probe.analysis.verdict.next_step import _undecided, direction, extract, next_step
+from probe.analysis.verdict.next_step import _undecided, direction, next_step
 from probe.analysis.verdict.pools import PoolFacts, sample_again
 from probe.analysis.verdict.verdict import Finding
 from probe.records.run import Run, read_run
@@ -32,15 +32,14 @@ def with_settings(stored: Run, model: str | None = None, **changes: Any) -> Run:
     return replace(stored, config=stored.config | {"settings": stored.config["settings"] | changes, "model": model})
 
 
-def test_an_extraction_repeats_the_run_and_names_what_that_leaves_open(stored: Run) -> None:
-    """The model that the pools named, and another basis; a file of directions gives way to pairs, or is shown."""
-    plain = extract(with_settings(stored, "organism"), "svd")
-    assert plain == f"probe extract --config {stored.path / 'config.json'}"
-    assert extract(with_settings(stored, "Qwen/Qwen3-4B"), "lora") == f"{plain} --model Qwen/Qwen3-4B --basis lora"
+def test_a_direction_is_extracted_as_the_run_did_or_shown(stored: Run) -> None:
+    """The model that the pools named, and another basis; a file of directions is shown."""
+    plain = f"probe extract --config {stored.path / 'config.json'}"
+    assert direction(with_settings(stored, "organism"), "svd") == f"{plain} --name run"
+    other = direction(with_settings(stored, "Qwen/Qwen3-4B"), "lora")
+    assert other == f"{plain} --model Qwen/Qwen3-4B --basis lora --name run"
     along_file = with_settings(stored, intervention={"v_hack": "out/directions/my own.safetensors"})
-    assert extract(along_file, "svd") == f"{plain} --set intervention.v_hack=none"
     assert direction(along_file, "svd") == "probe show 'out/directions/my own.safetensors'"
-    assert direction(stored, "svd") == f"{plain} --name run"
 
 
 FIXED = {
@@ -72,8 +71,8 @@ def test_few_prompts_ask_for_prompts_and_for_nothing_else(stored: Run) -> None:
     parts = {"measured": 0.06, "ceiling": 0.1, "num_held_out": 16, "sd_prompts": 2.0, "sd_ceiling": 0.05}
     parts |= {"sd_pairs": 0.02, "sd_pairs_ceiling": 0.02, "correlation": 0.5}
     few = Estimate(name="pull", value=0.6, interval=Interval(low=-9, high=9), n=4, unit="prompt", parts=parts)
-    assert _undecided(few, Analysis(stored)).reason == "prompts"
-    assert _undecided(replace(few, n=40), Analysis(stored)).reason == "other pairs"
+    assert _undecided(few, Analysis(stored)).text.startswith("replay about")
+    assert _undecided(replace(few, n=40), Analysis(stored)).text.startswith("use other pairs")
 
 
 def test_a_family_that_is_none_names_those_that_are(stored: Run) -> None:

@@ -37,7 +37,6 @@ SOUND = World(num_steps=12)
 SPARSE = World(num_steps=4, strength=1.5, num_pairs=8, num_held_out=4, arms=("vanilla",))
 LOUD = World(num_steps=8, strength=4, num_pairs=5, num_held_out=3, arms=("vanilla",))
 # What a world is about: the world, the verdict on it, and words of the screen.
-PARTNER = "another policy that answers the very prompts of teacher"
 WORLDS: dict[str, tuple[World, str, str]] = {
     "go": (World(), "GO", "probe spec plan go"),
     "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not with these updates"),
@@ -50,11 +49,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     ),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
     "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the gain on held-out hacks and "),
-    "confounded": (
-        World(told_by="hint", pools=("teacher", "base")),
-        "CONFOUNDED",
-        PARTNER,
-    ),
+    "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--name mixed"),
     "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name mixed"),
     "overlap": (
         World(told_by="length", num_steps=4, strength=2, num_pairs=60, num_held_out=30),
@@ -65,7 +60,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "one-pool": (
         World(honest_are_paid=False, num_steps=12, pools=("teacher",)),
         "CONFOUNDED",
-        PARTNER,
+        "32 rollouts of every prompt",
     ),
     "no-hacks": (replace(SOUND, hacking_prompts=0), "UNDERPOWERED", "0 of 96 rollouts hack, in 0 of 12 prompts"),
     "no-hacks-yet": (
@@ -129,11 +124,12 @@ NO_COMMAND = {
     "likely",
     "underpowered",
 }
-NO_COMMAND |= {"one-side", "one-prompt", "two-prompts", "flat", "underpowered"}
+NO_COMMAND |= {"one-pool", "one-side", "one-prompt", "two-prompts", "flat", "underpowered"}
 SEEDS = {"likely": 9, "underpowered": 9, "overlap": 2}  # of the worlds whose own is not 0
 # Worlds of a verdict and a reason that another world has, too.
 VARIANTS = {"no-hacks-yet", "generic-benign", "generic-half", "one-pool", "rare", "one-problem", "inverted", "unpaid",
-            "outweighed", "pasted", "open-gate", "two-prompts", "held-out-1", "lora-skip", "lora-gate"}  # fmt: skip
+            "outweighed", "pasted", "other-pairs", "open-gate", "two-prompts", "held-out-1", "lora-skip",
+            "lora-gate"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
