@@ -1,7 +1,7 @@
 """The groups of a training, assembled: live, with rollouts of other policies, after the remedy, sampled ahead."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,19 +112,16 @@ def open_source(
 ) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
     """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches)."""
     groups, sources = assembled(inputs, maker, past, directory, sampling, monitor)
-    opened: AbstractContextManager[Any] = nullcontext()
-    if past is not None:
-        pushed, ahead = None, None
-        if isinstance(maker.engine, PushedEngine):
-            pushed, (ahead, _) = maker.engine, assembled(inputs, maker, past, directory, sampling, None)
-        groups = PastSource(groups, past, pushed, ahead)
-        opened = closing(groups)
+    with ExitStack() as stack:
+        if past is not None:
+            pushed, ahead = None, None
+            if isinstance(maker.engine, PushedEngine):
+                pushed, (ahead, _) = maker.engine, assembled(inputs, maker, past, directory, sampling, None)
+            groups = stack.enter_context(closing(PastSource(groups, past, pushed, ahead)))
 
-    def finish(batches: int) -> None:
-        if isinstance(groups, PastSource):
-            groups.close()
-        for source in sources:
-            source.finish(batches)
+        def finish(batches: int) -> None:
+            stack.close()
+            for source in sources:
+                source.finish(batches)
 
-    with opened:
         yield groups, finish
