@@ -23,7 +23,7 @@ from probe.step.step import StepResult
 from probe.step.update import Updater
 
 if TYPE_CHECKING:  # a replay samples nothing
-    from probe.runs.sources.past import EarlierCheckpoint, PastWeights
+    from probe.runs.sources.past import PastWeights
 
 LOGPROB_DROP = 3.0  # nats a token; a larger drop since the first step stops the run
 WARNINGS = {"kl/max": 10.0, "grad_norm": 50.0}  # {field: bound}; a step above it is reported, and the run continues
@@ -93,26 +93,6 @@ class BetaController(_Resumable):
                 self.beta = max(self._config.beta_min, self.beta / FACTOR)
         self.steps += 1
         return row | {"ema": self.ema, "beta_adjusted": float((self.beta > before) - (self.beta < before))}
-
-
-class SepaSchedule(_Resumable):
-    """The strength lambda of SEPA (`probe.objective.credit`): a linear ramp from 0 over `sepa_ramp_steps`.
-
-    Args:
-        peak: lambda at the end of the ramp, in [0, 1].
-        ramp: its steps; 0 = the peak at once.
-    """
-
-    _state = ("steps",)
-
-    def __init__(self, peak: float, ramp: int) -> None:
-        self._peak, self._ramp = peak, ramp
-        self.steps = 0
-
-    @property
-    def value(self) -> float:
-        """Lambda for the next step."""
-        return self._peak * (min(1.0, self.steps / self._ramp) if self._ramp else 1.0)
 
 
 class Tripwires(_Resumable):
@@ -198,17 +178,17 @@ class TrainingState:
         self, updater: Updater, references: References, objective: LossSettings, control: ControlConfig
     ) -> None:
         self.updater, self.references, self._objective = updater, references, objective
-        self._beta = BetaController(objective.beta, control)
-        self._sepa = SepaSchedule(objective.sepa_lambda, control.sepa_ramp_steps)
+        self._beta, self._ramp = BetaController(objective.beta, control), control.sepa_ramp_steps
         self._tripwires = Tripwires(control.limits)
         self.stopped: str | None = None  # why the run must stop after the last step
         self.logprob: float | None = None  # of the frozen probe batch; None if not measured before this step
-        self.past: PastWeights | None = None  # weights that sample coming batches; None unless sampling runs ahead
-        self.earlier_checkpoint: EarlierCheckpoint | None = None  # the earlier checkpoint that samples some rollouts
+        self.steps = 0  # steps made
+        self.past: PastWeights | None = None  # earlier weights that sample rollouts; None: none do
 
     def objective(self) -> LossSettings:
         """The objective of the next step."""
-        return replace(self._objective, beta=self._beta.value, sepa_lambda=self._sepa.value)
+        ramp = min(1.0, self.steps / self._ramp) if self._ramp else 1.0
+        return replace(self._objective, beta=self._beta.value, sepa_lambda=self._objective.sepa_lambda * ramp)
 
     def finish_step(self, result: StepResult, entropy: float | None) -> dict[str, float]:
         """Move the references and the controllers after the optimizer's step.
@@ -220,8 +200,6 @@ class TrainingState:
             The result of `BetaController.update`; empty without a KL.
         """
         self.references.update()
-        if self.earlier_checkpoint is not None:
-            self.earlier_checkpoint.finish_step()
         (arm,) = result.arms
         kl = result.weightings[arm.measure.condition].kl
         measured = {
@@ -233,18 +211,19 @@ class TrainingState:
         }
         self.logprob = None
         self.stopped = self._tripwires.check(measured)
-        self._sepa.steps += 1
+        self.steps += 1
         return self._beta.update(kl["mean"]) if kl and not self.stopped else {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes from step to step."""
-        return {name: part.state_dict() for name, part in self._parts().items()} | {"stopped": self.stopped}
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        return parts | {"steps": self.steps, "stopped": self.stopped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of `state_dict`."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
-        self.stopped = state["stopped"]
+        self.steps, self.stopped = state["steps"], state["stopped"]
 
     def _parts(self) -> dict[str, Any]:
         """Return {name in a checkpoint: object with a state}."""
@@ -252,9 +231,7 @@ class TrainingState:
             "updater": self.updater,
             "references": self.references,
             "beta": self._beta,
-            "sepa": self._sepa,
             "tripwires": self._tripwires,
             "past": self.past,
-            "earlier_checkpoint": self.earlier_checkpoint,
         }
         return {name: part for name, part in parts.items() if part is not None}

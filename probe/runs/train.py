@@ -1,8 +1,8 @@
 """`probe train`: load the policy, assemble the run, and put live groups through the steps of `probe replay`.
 
     config -> policy -> Setup (directions, measures, training state)
-           -> problems, engine -> LiveSource; MixedSource with a teacher or an earlier checkpoint; `remedied`,
-                                  `surprising`; PrefetchedSource, ahead
+           -> problems, engine -> LiveSource, with a teacher or an earlier checkpoint; `remedied`, `surprising`;
+                                  PastSource
            -> run_steps, with an Evaluator before every step
 
 `config.json` is written before any number is computed and holds everything that affects the numbers: `train` with its
@@ -33,7 +33,7 @@ from probe.runs.known_answers import check_pay
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
 from probe.runs.resume import is_complete, open_run
-from probe.runs.sources.past import EarlierCheckpoint, PastWeights
+from probe.runs.sources.past import PastWeights
 from probe.runs.sources.sampled import Sampling, open_source
 from probe.runs.sources.served import PushedEngine, unload_adapter
 from probe.runs.training_inputs import TrainingInputs
@@ -122,12 +122,9 @@ def _run(
     setup, sampling = _with_remedy(config, policy, setup)
     with timings.phase("monitor"):
         monitor = open_monitor(config, policy, setup.bases, out_dir)
-    if rollouts.prefetch:
-        training.past = PastWeights(trained, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
-    if rollouts.earlier_checkpoint is not None:
-        training.earlier_checkpoint = EarlierCheckpoint(
-            trained, every=rollouts.earlier_checkpoint.every, past=training.past
-        )
+    if rollouts.prefetch or rollouts.earlier_checkpoint is not None:
+        every = None if rollouts.earlier_checkpoint is None else rollouts.earlier_checkpoint.every
+        training.past = PastWeights(trained, prefetch=rollouts.prefetch, iterations=rollouts.iterations, every=every)
     # Ranks of one machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
@@ -151,7 +148,7 @@ def _run(
         )
         sampler, every = eval_sampler(config, maker, inputs.held_out, world), config.evaluation.every
         evaluator = Evaluator(directory, sampler, training.updater, frozen, monitor, every, say, world)
-        with open_source(inputs, maker, training, directory, sampling, monitor) as (source, finish_pools):
+        with open_source(inputs, maker, training.past, directory, sampling, monitor) as (source, finish_pools):
 
             def before_step(num_done: int, last: bool) -> None:
                 training.logprob = evaluator(num_done, last)

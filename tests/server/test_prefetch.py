@@ -18,6 +18,7 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources import sampled
+from probe.runs.sources.past import PastSource
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 
@@ -94,11 +95,7 @@ def test_every_step_is_sampled_from_its_policy(train: Callable[..., Path], small
 def one_after_the_other(patch: pytest.MonkeyPatch) -> None:
     """No thread: every batch is sampled when its step needs it, with the weights of its time put back."""
 
-    class Idle:
-        has_started = staticmethod(lambda batch: True)
-        wait = close = staticmethod(lambda *batch: None)
-
-    patch.setattr(sampled, "Background", lambda *arguments, **names: Idle())
+    patch.setattr(sampled, "PastSource", lambda source, past, *server: PastSource(source, past))
 
 
 def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(

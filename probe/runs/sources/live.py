@@ -1,5 +1,7 @@
 """LiveSource: groups sampled from the policy in training, graded, and written to a pool before a step reads them.
 
+Rollouts of other policies (`probe.runs.sources.others`) may replace some of the policy's own in a group.
+
 The groups of a batch are steps of the run's pool `rollouts/`, read from disk and grouped as in `ReplaySource`: a
 training is a replay of a growing pool, with the same numbers. Step s trains on batch s // iterations. Rollouts in the
 pool are not sampled again, so a resumed run trains on the same ones.
@@ -20,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from probe.runs.sources.others import OtherPolicy
 from probe.runs.sources.problems import Counts, Problems, Tally
 from probe.step.distributed import SOLO, World
 from probe.step.groups import Group, RolloutKey, make_group, stored_reward
@@ -45,6 +48,9 @@ class LiveSource:
         sampling: open while the policy samples.
         tally: the record to draw problems by; None = this pool's.
         world: the ranks that split the groups.
+
+    Attributes:
+        others: other policies, with at most G - 1 rollouts in a group of G, all together.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class LiveSource:
         self._rollouts: dict[RolloutKey, Rollout] = {}  # in the newest batch
         self._iterations, self._resamples, self._reward, self._sampling = iterations, resamples, reward, sampling
         self.num_steps = problems.num_batches * iterations
+        self.others: Sequence[OtherPolicy] = ()
         self.tally = tally or Tally(self._held, reward)
 
     def batch(self, step: int) -> int:
@@ -75,8 +82,15 @@ class LiveSource:
         return step // self._iterations
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """Return the groups of a step, sampled now unless the pool holds them."""
-        return tuple(make_group(step, group, self._reward) for group in self.sampled(self.batch(step)))
+        """Return the groups of a step, sampled now unless the pool holds them: the policy's rollouts come first."""
+        batch = self.batch(step)
+        others = [other for other in self.others if other.counts[batch]]
+        groups = self.sampled(batch, fewer=sum(other.counts[batch] for other in others))
+        for other in others:
+            for rollouts, drawn in zip(groups, other.drawn(batch, [group[0][1] for group in groups]), strict=True):
+                rollouts.extend(drawn)
+        self._rollouts = dict(chain(*groups))
+        return tuple(make_group(step, group, self._reward) for group in groups)
 
     def counts(self, step: int) -> Mapping[str, Counts]:
         """Return {problem_id: counts of the policy's rollouts} before the batch of a step, on every rank."""
@@ -85,7 +99,7 @@ class LiveSource:
     def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
         """Return the groups of a batch from disk, each `fewer` rollouts smaller than the maker's groups.
 
-        With `fewer`, the caller completes the groups. Their reward variance is not known yet: none is sampled again.
+        With `fewer`, others complete the groups. Their reward variance is not known yet: none is sampled again.
         """
         groups = self._attempt(batch, 0, range(self._width), fewer)
         resamples = 0 if fewer else self._resamples
@@ -97,7 +111,6 @@ class LiveSource:
                 if len({reward for reward in rewards if not math.isnan(reward)}) <= 1:
                     flat.append(place)
             groups |= self._attempt(batch, attempt, flat, fewer)
-        self._rollouts = {key: rollout for group in groups.values() for key, rollout in group}
         return list(groups.values())
 
     def _attempt(

@@ -9,8 +9,9 @@ may begin with the same weights, neither unloads the adapter of the other.
 
 import hashlib
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -26,6 +27,7 @@ from replay_pools.rollout import Completion
 from replay_pools.serving import ServerEngine, Unreachable
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_FROZEN: ContextVar[ServerEngine | None] = ContextVar("frozen", default=None)  # what a thread samples from instead
 MAX_RANK = 512  # the largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33)
 
 
@@ -94,8 +96,8 @@ class PushedEngine:
         return self.base.chat
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """Sample one completion a prompt from the policy as it is now."""
-        return self._current().sample(prompts, sampler, seeds=seeds)
+        """Sample one completion a prompt from the policy as it is now, or as it was saved while `frozen` is open."""
+        return (_FROZEN.get() or self._current()).sample(prompts, sampler, seeds=seeds)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """As the base engine, with the policy's name."""
@@ -105,6 +107,19 @@ class PushedEngine:
     def save(self, label: str) -> Path:
         """Write the weights as they are now to a peft directory, which their content and a label name; return it."""
         return self._saved(f"probe-{self._digest()}-{label}")
+
+    @contextmanager
+    def frozen(self, adapter: Path) -> Iterator[None]:
+        """Sample from a saved adapter, in this thread, while open; then unload it and delete its directory."""
+        try:
+            token = _FROZEN.set(load_adapter(self.base, adapter))
+            try:
+                yield
+            finally:
+                _FROZEN.reset(token)
+                unload_adapter(self.base, adapter)
+        finally:
+            shutil.rmtree(adapter)
 
     def close(self) -> None:
         """Unload the adapter and delete its directory."""

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.runs.control import BetaController, SepaSchedule, TrainingState, Tripwires
+from probe.runs.control import BetaController, TrainingState, Tripwires
 from probe.settings.loss import LossSettings
 from probe.settings.training import ControlConfig, Limits
 
@@ -60,15 +60,6 @@ def test_warmup_is_linear_from_zero_and_beta_waits_for_it():
     assert [row["beta"] for row in rows] == pytest.approx([0.0, 0.01, 0.02, 0.03, 0.04])
     assert [row["warmup_progress"] for row in rows] == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert [row["beta_adjusted"] for row in rows] == [0, 0, 0, 0, 1]
-
-
-def test_sepa_by_hand():
-    """Quarters of the peak .8; without a ramp the peak at once."""
-    schedule, values = SepaSchedule(0.8, 4), []
-    for schedule.steps in range(6):
-        values.append(schedule.value)
-    assert values == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8])
-    assert SepaSchedule(0.8, 0).value == 0.8
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from probe.runs.sources.others import MixedSource, Teacher, taught_problems
-from probe.step.groups import Group, RolloutKey, make_group
+from probe.runs.sources.live import LiveSource
+from probe.runs.sources.others import taught_problems, teacher
+from probe.step.groups import RolloutKey, stored_reward
 from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool, PoolWriter
 from replay_pools.rollout import Rollout
@@ -15,33 +16,19 @@ from replay_pools.rollout import Rollout
 G, OFF_STEP, STEPS = 4, 4, 8
 
 
-class Live:
-    """What MixedSource knows of a LiveSource, with rollouts made by hand: two iterations of batches of two problems."""
-
-    num_steps = STEPS
+class Live(LiveSource):
+    """A LiveSource with rollouts made by hand: two iterations of batches of two problems."""
 
     def __init__(self, make_rollout: Callable[..., Rollout], **changes: Any) -> None:
-        self.made: list[tuple[int, int]] = []  # (batch, rollouts a group)
         self._make, self._changes = make_rollout, changes
-        self._known: dict[RolloutKey, Rollout] = {}
-
-    def batch(self, step: int) -> int:
-        return step // 2
+        self._iterations, self._reward, self.num_steps = 2, stored_reward, STEPS
 
     def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
-        self.made.append((batch, G - fewer))
         groups = []
-        for problem in (batch % 3, (batch + 1) % 3):
+        for place, problem in enumerate((batch % 3, (batch + 1) % 3)):
             rollouts = [self._make(problem, i, **self._changes) for i in range(G - fewer)]
-            groups.append([(RolloutKey("rollouts", 2 * batch + len(groups), i), own) for i, own in enumerate(rollouts)])
-        self._known = {key: own for group in groups for key, own in group}
+            groups.append([(RolloutKey("rollouts", 2 * batch + place, i), own) for i, own in enumerate(rollouts)])
         return groups
-
-    def groups(self, step: int) -> tuple[Group, ...]:
-        return tuple(make_group(step, group) for group in self.sampled(self.batch(step)))
-
-    def rollout(self, key: RolloutKey) -> Rollout:
-        return self._known[key]
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +47,12 @@ def make_teacher(
 
 
 @pytest.fixture
-def mixed(make_rollout: Callable[..., Rollout], make_teacher: Callable[..., Pool]) -> Callable[..., MixedSource]:
-    def make(seed: int = 0, num_teacher: int = 2, live: Live | None = None) -> MixedSource:
+def mixed(make_rollout: Callable[..., Rollout], make_teacher: Callable[..., Pool]) -> Callable[..., LiveSource]:
+    def make(seed: int = 0, num_teacher: int = 2, live: Live | None = None) -> LiveSource:
         live = live or Live(make_rollout)
         counts = [num_teacher if 2 * batch < OFF_STEP else 0 for batch in range(STEPS // 2)]
-        return MixedSource(live, [Teacher(make_teacher(6, 6, 6), counts, seed=seed)])  # pyright: ignore
+        live.others = [teacher(make_teacher(6, 6, 6), counts, seed=seed)]
+        return live
 
     return make
 
@@ -74,7 +62,6 @@ def test_groups_are_the_policys_first_and_the_teachers_last(mixed) -> None:
     off_step on G live ones.
     """
     source = mixed()
-    assert source.num_steps == STEPS
     for step in range(STEPS):
         for group in source.groups(step):
             assert group.step == step
@@ -111,7 +98,7 @@ def test_a_teacher_on_other_prompts_is_refused(make_rollout, mixed) -> None:
 
 def test_a_prompt_with_too_few_rollouts_is_refused(make_teacher) -> None:
     with pytest.raises(InputError, match="pool teacher step 1: expected at least 2 rollouts of a prompt, found 1"):
-        Teacher(make_teacher(6, 1), [2, 0], seed=0)
+        teacher(make_teacher(6, 1), [2, 0], seed=0)
 
 
 def test_a_teacher_teaches_the_problems_that_it_knows(make_teacher) -> None:

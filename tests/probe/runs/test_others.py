@@ -13,7 +13,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.sources.past import EarlierCheckpoint
+from probe.runs.sources.past import PastWeights
 from probe.settings.rollouts import TeacherConfig
 from replay_pools.pool import open_pool
 
@@ -33,8 +33,10 @@ def test_shares_by_hand(share: TeacherConfig, expected: list[float]) -> None:
     assert share.share(10**6) == expected[-1], "the end is exact"
 
 
-def test_the_past_self_is_the_policy_after_the_newest_multiple(make_tiny: Callable[..., Any]) -> None:
-    """Steps of 1: the past is 0, 0, 2, 2, 4 after 0 to 4 steps; the present comes back; a state can be taken up."""
+def test_coming_batches_are_sampled_from_the_weights_of_their_time(make_tiny: Callable[..., Any]) -> None:
+    """Batches of two steps, one ahead; checkpoints every 4 steps. By hand: batch b is sampled after 0, 0, 2, 4, 6, 8
+    steps, and its earlier checkpoint is of 0, 0, 0, 4, 4, 8; the present comes back; a state can be taken up.
+    """
     coordinates = make_tiny("svd", moved=0.0)
     start = coordinates.values()
 
@@ -43,18 +45,25 @@ def test_the_past_self_is_the_policy_after_the_newest_multiple(make_tiny: Callab
         (distance,) = {round(float((v - start[m]).mean()), 6) for m, v in coordinates.values().items()}
         return distance
 
-    past, levels = EarlierCheckpoint(coordinates, every=2), []
-    for number in range(5):
-        with past.restored():
-            levels.append(level())
-        assert level() == number
-        if number == 3:
+    def make() -> PastWeights:
+        return PastWeights(coordinates, prefetch=1, iterations=2, every=4)
+
+    past, levels = make(), []
+    for step in range(12):
+        past.keep(past.batch(step))
+        found = []
+        for opened in (past.sampling, past.sampling_earlier):
+            with opened(past.batch(step)):
+                found.append(level())
+        levels.append(tuple(found))
+        assert level() == step
+        if step in (5, 8):
             state = past.state_dict()
-            past = EarlierCheckpoint(coordinates, every=2)
+            past = make()
             past.load_state_dict(state)
         coordinates.load_values({module: value + 1 for module, value in coordinates.values().items()})
-        past.finish_step()
-    assert levels == [0, 0, 2, 2, 4]
+    assert levels[::2] == levels[1::2] == [(0, 0), (0, 0), (2, 0), (4, 4), (6, 4), (8, 8)]
+    assert len(past.state_dict()["weights"]) == 2, "weights that no batch needs"
 
 
 # Everything that changes what a group holds and earns: an earlier checkpoint, a teacher that fades, paid by tests,

@@ -13,7 +13,6 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop, train
 from probe.runs.sources import sampled
-from probe.runs.sources.past import EarlierCheckpoint, PastWeights
 from replay_pools.pool import PoolWriter, open_pool
 
 RECORDED = {
@@ -44,15 +43,36 @@ TWO = RECORDED | {
 }
 
 
+class Plain:
+    """What stands for `PastWeights`: the newest multiple of `every` steps when a batch is sampled, nothing put back."""
+
+    def __init__(self, trained: Any, *, prefetch: int, iterations: int, every: int | None) -> None:
+        self.prefetch, self._trained, self._iterations, self._every = prefetch, trained, iterations, every
+
+    def see(self, step: int) -> None:
+        if self._every is not None and step % self._every == 0:
+            self._values = {module: value.clone() for module, value in self._trained.values().items()}
+
+    def sampling_earlier(self, batch: int) -> Any:
+        return self._trained.at(self._values)
+
+    def staleness(self, step: int) -> int:
+        return step - self._iterations * max(0, step // self._iterations - self.prefetch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
 class Eager:
     """The plain way, without any weights put back: every batch is sampled n batches before its steps."""
 
-    def __init__(self, source: Any, past: PastWeights, background: None) -> None:
-        self._source, self._prefetch, self._iterations = source, past.prefetch, past.iterations
+    def __init__(self, source: Any, past: Any, *server: None) -> None:
+        self._source, self._past, self._iterations = source, past, past._iterations
         self._next, self.num_steps = 0, source.num_steps
 
     def groups(self, step: int) -> Any:
-        ahead = min(step // self._iterations + self._prefetch, (self.num_steps - 1) // self._iterations)
+        self._past.see(step)
+        ahead = min(step // self._iterations + self._past.prefetch, (self.num_steps - 1) // self._iterations)
         for batch in range(self._next, ahead + 1):
             self._source.groups(batch * self._iterations)
         self._next = ahead + 1
@@ -60,6 +80,8 @@ class Eager:
 
     def rollout(self, key: Any) -> Any:
         return self._source.rollout(key)
+
+    def close(self) -> None: ...
 
 
 def trained(out: Path, preset: str, name: str, code: int = 0) -> Path:
@@ -87,10 +109,8 @@ def test_a_batch_is_sampled_from_the_policy_of_n_batches_before(
     """Reference: today's source, asked for batch b + n before the first step on batch b. All is the same but the
     checkpoint, whose weights of former batches the reference does not need."""
     directory = ahead_by_two if settings is TWO else trained(out, preset(settings), name)
-    monkeypatch.setattr(sampled, "PrefetchedSource", Eager)
-    monkeypatch.setattr(
-        train, "EarlierCheckpoint", lambda *arguments, every, past: EarlierCheckpoint(*arguments, every=every)
-    )
+    monkeypatch.setattr(sampled, "PastSource", Eager)
+    monkeypatch.setattr(train, "PastWeights", Plain)
     reference = contents(trained(out, preset(settings), f"{name}-eager"))
     whole = contents(directory)
     assert whole.keys() == reference.keys()
