@@ -24,14 +24,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
-
-from typing_extensions import TypedDict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, LookaheadRecord, SampleRecord, StepRecord, TokenRecord
 from probe.settings.run import ReplayConfig, TrainConfig, read_config
-from probe.settings.words import ALL
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import (
     by_name,
@@ -48,7 +45,7 @@ from replay_pools.base.files import (
     write_atomic,
     write_jsonl_gz,
 )
-from replay_pools.base.tables import decode, decode_json
+from replay_pools.base.tables import decode_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,29 +76,6 @@ OPTIONAL_FILES = (EVALS_FILE, LOOKAHEAD_FILE)
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, TokenRecord, LookaheadRecord)
-
-
-class _Rate(TypedDict):
-    count: int
-    rate: float | None
-    interval: dict[Literal["low", "high"], float] | None
-
-
-class _Rates(TypedDict):
-    num_rollouts: int
-    num_problems: int
-    hack: _Rate
-    exploit: _Rate
-    solve: _Rate
-
-
-class Evaluation(TypedDict):
-    """One line of `evals.jsonl`."""
-
-    step: int
-    weights: Literal["training", "deployed"]
-    rates: dict[str, _Rates]  # by setting
-    frozen: NotRequired[dict[str, float | None] | None]  # the frozen probe batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -208,18 +182,9 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """Read the lines of `evals.jsonl` (from `probe.runs.heldout.evaluate`); [] before the first evaluation.
-
-    Raises:
-        InputError: a line is not an evaluation with rates.
-    """
+    """Read the lines of `evals.jsonl` (from `probe.runs.heldout.evaluate`); [] before the first evaluation."""
     path = directory / EVALS_FILE
-    rows = decode_jsonl(read_plain(path), path) if path.is_file() else []
-    for number, row in enumerate(rows, 1):
-        decode(Evaluation, row, f"{path} line {number}", extra="allow")
-        if ALL not in row["rates"]:
-            raise InputError(f"{path} line {number} rates.{ALL}", expected="a value", found="no such key")
-    return rows
+    return decode_jsonl(read_plain(path), path) if path.is_file() else []
 
 
 def write_tokens(directory: Path, step: int, records: Iterable[TokenRecord]) -> None:
@@ -280,20 +245,6 @@ def run_names(place: Path) -> list[str]:
     return sorted(config.parent.name for config in place.glob(f"*/{CONFIG_FILE}"))
 
 
-class _Pool(TypedDict):
-    name: str
-    path: str
-    manifest_sha256: str
-
-
-class _Config(TypedDict):
-    """The fields of config.json that readers rely on; checked, because a hash can be renewed by hand."""
-
-    settings: dict[str, Any]
-    pools: NotRequired[list[_Pool]]
-    model: NotRequired[str | None]
-
-
 def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     """Read a complete run by its path or its name in `out`/runs, and check every file against the manifest.
 
@@ -313,11 +264,9 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     for name, plain in contents.items():
         if _SAMPLES_FILE.fullmatch(name):
             samples += _records(SampleRecord, plain, directory / name)
-    config = read_json(directory / CONFIG_FILE)
-    decode(_Config, config, directory / CONFIG_FILE, extra="allow")
     return Run(
         path=directory,
-        config=config,
+        config=read_json(directory / CONFIG_FILE),
         manifest=manifest,
         samples=samples,
         steps=_steps(contents[STEPS_FILE], directory / STEPS_FILE),

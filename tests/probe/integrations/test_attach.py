@@ -26,6 +26,10 @@ from replay_pools.policy.load import load_policy
 SGD: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
 
 
+# Of hooks and files, which do not depend on the frames.
+IN_SVD = pytest.mark.parametrize("adapted", ["svd"], indirect=True)
+
+
 @dataclass
 class Adapted:
     """The organism in one basis, with random directions of it."""
@@ -110,6 +114,7 @@ def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
     assert all(record.projected for record in attached.records)
 
 
+@IN_SVD
 def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
     """Zero, missing, infinite: null with a reason, nothing replaced; None stays None, which an optimizer skips."""
     optimizer = adapted.optimizer()
@@ -132,6 +137,7 @@ def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
     assert (infinite.cos_in, infinite.null_reason, infinite.grad_norm) == (None, "gradient is not finite", None)
 
 
+@IN_SVD
 def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path, monkeypatch) -> None:
     """One line a step, the records exactly. Directions by name; a tracker gets every step."""
     optimizer, path = adapted.optimizer(), tmp_path / "deep" / "gradients.jsonl"
@@ -149,6 +155,7 @@ def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path
     assert [(values["probe/cos_in"], step) for values, step in sent] == [(r.cos_in, r.step) for r in attached.records]
 
 
+@IN_SVD
 def test_a_file_of_records_goes_on(adapted: Adapted, tmp_path: Path) -> None:
     """After a half-written line too; steps done again replace the old ones, and other directions are refused."""
     optimizer, path = adapted.optimizer(), tmp_path / "gradients.jsonl"
@@ -167,6 +174,7 @@ def test_a_file_of_records_goes_on(adapted: Adapted, tmp_path: Path) -> None:
         probe.attach(optimizer, other, model=adapted.model, path=path)
 
 
+@IN_SVD
 def test_a_gate_without_effect_says_so(adapted: Adapted, caplog: pytest.LogCaptureFixture) -> None:
     """Where there is no gradient to gate, once; and at the end, that nothing was removed."""
     optimizer = adapted.optimizer()
@@ -180,28 +188,13 @@ def test_a_gate_without_effect_says_so(adapted: Adapted, caplog: pytest.LogCaptu
     assert last == "the projection removed nothing in 2 steps"
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_loss_scaling(adapted: Adapted, fused: bool) -> None:
-    """GradScaler unscales before the hook, but for a fused optimizer, which does it after."""
-    records = []
-    for scale in (1.0, 1024.0):
-        optimizer = adapted.optimizer(torch.optim.AdamW, fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
-        with probe.attach(optimizer, adapted.directions, model=adapted.model, scaler=scaler) as attached:
-            adapted.backward(scale=scaler.scale)
-            scaler.step(optimizer)
-        records += attached.records
-    plain, scaled = records
-    assert scaled.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5), "the norm is of the scaled gradient"
-    assert scaled.cos_in == pytest.approx(plain.cos_in, abs=1e-6)
-
-
 class DeepSpeedZeroOptimizer:
     """What `deepspeed.initialize` returns is no torch optimizer, and keeps gradients in partitions."""
 
     __module__ = "deepspeed.runtime.zero.stage_1_and_2"
 
 
+@IN_SVD
 def test_refusals(adapted: Adapted) -> None:
     optimizer, parameters = adapted.optimizer(), adapted.coordinates.parameters()
     other = Directions(
@@ -243,6 +236,7 @@ class Subclass(torch.optim.AdamW):
         return super().step(closure)
 
 
+@IN_SVD
 def test_a_step_within_a_step_is_one(adapted: Adapted) -> None:
     """One record a step, also after one that raised."""
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # torch hooks a class when it first makes one of it
@@ -259,6 +253,7 @@ def test_a_step_within_a_step_is_one(adapted: Adapted) -> None:
     assert all(record.cos_update is not None and record.projected for record in attached.records)
 
 
+@IN_SVD
 def test_what_is_stepped_must_be_what_is_measured(adapted: Adapted) -> None:
     """DeepSpeed and accelerate put other tensors into an optimizer, which a gate would not reach."""
     optimizer = adapted.optimizer()

@@ -108,6 +108,10 @@ def basis(request: pytest.FixtureRequest, cache: Path) -> tuple[Directions, dict
     return random_directions(coordinates, seed=3), grads(coordinates), coordinates
 
 
+# Of what does not depend on the frames; gradients, updates and projections are tested in both bases.
+IN_SVD = pytest.mark.parametrize("basis", ["svd"], indirect=True)
+
+
 class Watched:
     """A model with a probe; `gradients` are those that the probe would measure now."""
 
@@ -150,6 +154,7 @@ def checkpointed(model, reentrant: bool):
     return model
 
 
+@IN_SVD
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers renames its method
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_counts_once(basis, cache: Path, reentrant: bool) -> None:
@@ -163,6 +168,7 @@ def test_checkpointing_counts_once(basis, cache: Path, reentrant: bool) -> None:
     assert_equal(watched.gradients(), expected)
 
 
+@IN_SVD
 def test_what_is_not_differentiated_is_not_measured(basis, cache: Path) -> None:
     """Generation, a reference without adapter, a forward whose loss is dropped, gradients that go to no `.grad`."""
     directions, expected, _ = basis
@@ -182,6 +188,7 @@ def test_what_is_not_differentiated_is_not_measured(basis, cache: Path) -> None:
     assert_equal(watched.gradients(), expected)
 
 
+@IN_SVD
 @pytest.mark.parametrize(("make", "to_none"), [(stock_lora, True), (last_norm, False)])
 def test_sums_live_as_long_as_grad_does(basis, cache: Path, make, to_none: bool) -> None:
     """Zeroed after a step, or kept where the loop keeps `.grad`; a loss between forward and zero_grad is none of it."""
@@ -208,6 +215,7 @@ def test_sums_live_as_long_as_grad_does(basis, cache: Path, make, to_none: bool)
     assert_equal(watched.gradients(), expected)
 
 
+@IN_SVD
 @pytest.mark.parametrize("make", [whole, stock_lora])
 def test_measuring_changes_nothing(basis, cache: Path, make) -> None:
     ends = []
@@ -328,6 +336,7 @@ def step_of(model: nn.Module, module: str) -> Tensor:
     return layer.scaling["default"] * (B @ G_A + G_B @ A).detach()
 
 
+@IN_SVD
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_loss_scaler_is_divided_out(basis, cache: Path, fused: bool) -> None:
     """Taps see gradients before `unscale_`; a step that the scaler skips leaves nothing behind."""
@@ -405,6 +414,7 @@ def test_gpt2s_transposed_weights(cache: Path) -> None:
     assert record.cos_update == pytest.approx(record.cos_out, abs=1e-6)
 
 
+@IN_SVD
 def test_another_adapter_is_measured_without_its_update(basis, cache: Path) -> None:
     model = ia3()
     optimizer = optimizer_of(model)
@@ -415,6 +425,7 @@ def test_another_adapter_is_measured_without_its_update(basis, cache: Path) -> N
     assert (record.cos_in is None, record.cos_update, record.hackward_frac_update) == (False, None, None)
 
 
+@IN_SVD
 def test_a_new_scale_of_lora_is_a_change(basis, cache: Path) -> None:
     """Projected with the scale of the step; the record marks the step."""
     model = lora_of_all()
@@ -431,6 +442,7 @@ def test_a_new_scale_of_lora_is_a_change(basis, cache: Path) -> None:
     assert all(record.hackward_frac_out < 1e-6 for record in attached.records)
 
 
+@IN_SVD
 def test_refusals_at_attach(basis, cache: Path) -> None:
     """None leaves a hook behind."""
     directions, _, coordinates = basis
@@ -474,6 +486,7 @@ def test_refusals_at_attach(basis, cache: Path) -> None:
             optimizer.step()
 
 
+@IN_SVD
 def test_a_module_that_a_kernel_goes_round_is_named(basis, cache: Path) -> None:
     """It reads the weights, and the module is never called: a step without a number, since a part of it is missing."""
     directions, expected, _ = basis

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_records import sample_record, step_record
 
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord, nullable
-from probe.records.run import file_hashes, read_evals, read_run, samples_path, write_samples, write_steps
+from probe.records.run import file_hashes, read_run, samples_path, write_samples, write_steps
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_json, write_sealed
 
@@ -102,7 +102,6 @@ def test_a_run_reads_back(tmp_path):
         ),
         ({"settings": {"verb": "replay", "model": {"adapter": [1]}}}, "model.adapter"),
         ({"settings": {"verb": "train", "optimizer": 3}}, "optimizer"),
-        ({"pools": 7}, "pools"),
     ],
 )
 def test_a_file_whose_hash_was_renewed_by_hand_is_refused(tmp_path, config, where):
@@ -208,40 +207,3 @@ def test_changed_missing_and_extra_files_are_refused(tmp_path):
     write_sealed(tmp_path / "manifest.json", {"schema": RUN_SCHEMA})
     with pytest.raises(InputError, match="files: {name: sha256}"):
         read_run(tmp_path)
-
-
-RATE = {"count": 1, "rate": 0.5, "interval": {"low": 0.1, "high": 0.9}}
-RATES = {"num_rollouts": 2, "num_problems": 2, "hack": RATE, "exploit": RATE, "solve": RATE}
-DAMAGED = {
-    "no object": ([], "expected a table"),
-    "no step": ({"weights": "deployed", "rates": {"all": RATES}}, "step: expected a value"),
-    "a step that is text": (
-        {"step": "0", "weights": "deployed", "rates": {"all": RATES}},
-        "step: expected a valid integer",
-    ),
-    "other weights": (
-        {"step": 0, "weights": "x", "rates": {"all": RATES}},
-        "weights: expected 'training' or 'deployed'",
-    ),
-    "rates that are none": ({"step": 0, "weights": "deployed", "rates": {"all": None}}, "rates.all: expected"),
-    "no rate of hacks": (
-        {"step": 0, "weights": "deployed", "rates": {"all": {**RATES, "hack": None}}},
-        "rates.all.hack: expected",
-    ),
-    "no setting `all`": (
-        {"step": 0, "weights": "deployed", "rates": {"no hint": RATES}},
-        "rates.all: expected a value",
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_evaluation_names_its_line(damage, tmp_path):
-    """A training that is resumed reads evaluations before there is a manifest with their hash."""
-    sound = {"step": 0, "weights": "deployed", "rates": {"all": RATES}, "frozen": None}
-    row, message = DAMAGED[damage]
-    (tmp_path / "evals.jsonl").write_bytes(orjson.dumps(sound) + b"\n")
-    assert read_evals(tmp_path) == [sound]
-    (tmp_path / "evals.jsonl").write_bytes(orjson.dumps(sound) + b"\n" + orjson.dumps(row) + b"\n")
-    with pytest.raises(InputError, match=f"evals.jsonl line 2:? ?{message}"):
-        read_evals(tmp_path)
