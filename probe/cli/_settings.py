@@ -59,10 +59,10 @@ class SettingsCommand(click.Command):
             raise click.UsageError(f"{error.message} Say {said}", ctx) from error
 
 
-def verb(name: str | None = None) -> Callable[[AnyFunction], click.Command]:
+def verb(name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command with the last options `--out` -> `out: Path` and `--json` -> `as_json: bool`."""
 
-    def make(function: AnyFunction) -> click.Command:
+    def make(function: Callable[..., Any]) -> click.Command:
         command = click.command(name, cls=SettingsCommand)(function)
         last = click.command()(out_option(json_option(lambda: None)))
         command.params += last.params

@@ -84,12 +84,12 @@ ADVICE: Mapping[str, str] = {
 }
 
 
-def advise(reason: str, command: str = "", **facts: Any) -> Next:
+def advise(reason: str, command: str = "", /, **facts: Any) -> Next:
     """Return the sentence for a reason, filled in, with its command."""
     return Next(text=ADVICE[reason].format(**facts), command=command)
 
 
-def repeat(run: Run, as_name: str = "again", **changes: Any) -> str:
+def repeat(run: Run, as_name: str = "again", /, **changes: Any) -> str:
     """Return the command that repeats a run under another name; `changes` are settings by their dotted keys."""
     command = f"probe {run.settings.verb} --config {shlex.quote(str(run.path / CONFIG_FILE))}"
     changed = "".join(f" --set {shlex.quote(f'{key}={setting_text(value)}')}" for key, value in changes.items())

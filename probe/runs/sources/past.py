@@ -138,8 +138,9 @@ class PastSource:
         """Queue a batch, to be sampled from the current policy."""
         self._adapters.append(pushed.save(f"batch{batch}"))
         # In this context, so that waiting is reported.
-        make = partial(copy_context().run, self._make, pushed)
-        self._started[batch] = self._thread.submit(make, batch, self._adapters[-1], self._started.get(batch - 1))
+        before = self._started.get(batch - 1)
+        make = partial(copy_context().run, self._make, pushed, batch, self._adapters[-1], before)
+        self._started[batch] = self._thread.submit(make)
 
     def _make(self, pushed: PushedEngine, batch: int, adapter: Path, before: Future[None] | None) -> None:
         # No batch follows a failed one, because its problems may depend on the batches before it.
