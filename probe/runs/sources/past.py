@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -139,8 +138,8 @@ class PastSource:
         self._adapters.append(pushed.save(f"batch{batch}"))
         # In this context, so that waiting is reported.
         before = self._started.get(batch - 1)
-        make = partial(copy_context().run, self._make, pushed, batch, self._adapters[-1], before)
-        self._started[batch] = self._thread.submit(make)
+        run, adapter = copy_context().run, self._adapters[-1]
+        self._started[batch] = self._thread.submit(run, self._make, pushed, batch, adapter, before)
 
     def _make(self, pushed: PushedEngine, batch: int, adapter: Path, before: Future[None] | None) -> None:
         # No batch follows a failed one, because its problems may depend on the batches before it.

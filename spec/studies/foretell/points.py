@@ -110,7 +110,7 @@ def differences(analysis: Analysis) -> list[str]:
         found.append(f"model {model}" + " with an adapter" * (adapter is not None))
     if {pool.policy[1] for pool in analysis.pools} != {"teacher", None}:
         found.append("rollouts of other policies than the teacher and the base")
-    if not all(pool.hint for pool in analysis.pools):
+    if not all(pool.said("plan.hint") is True for pool in analysis.pools):
         found.append("prompts without the hint")
     if analysis.basis != "svd":
         found.append(f"basis {analysis.basis}")
