@@ -15,13 +15,12 @@ from pathlib import Path
 
 import honest
 import pytest
-from attacks import CORPUS, SOURCE, refusal_cases, refusals
+from attacks import CORPUS, SOURCE, job, refusal_cases, refusals
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import LOOPHOLES, fence
 from replay_pools.grading import sandbox, seccomp, tiers
-from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
@@ -326,8 +325,7 @@ def test_without_isolation_the_tree_is_killed_before_the_channel_is_read(tmp_pat
     """A daemon that left session, group and pipes is an orphan of the worker: found by its pid, it is dead."""
     worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path)
     try:
-        code = Code(setup="", source=DAEMON, func_name="f", inputs=((1,),))
-        outcome = worker.execute(code, Execution(action="drive", read_file=True))
+        outcome = worker.execute(job(DAEMON, (1,), action="drive"), file=True)
     finally:
         worker.close()
     with pytest.raises(ProcessLookupError):

@@ -10,8 +10,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import BOTS, EXPLOITS, LOOPHOLES, NOTHING, compose, fence
 from replay_pools.grading.channels import decoys
-from replay_pools.grading.execution import InfrastructureError
-from replay_pools.grading.executor import Worker
+from replay_pools.grading.executor import InfrastructureError, Worker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 
@@ -338,23 +337,19 @@ def test_no_process_of_a_submission_holds_an_expected_value_or_a_canonical(monke
         canonical=compose(STARTER, body),
         cases=tuple(Case(args=(n,), expected=secret + n) for n in inputs),
     )
-    sent = {}  # {worker: jobs}
-    job_of = Worker._job
+    sent, start = {}, Worker._start  # {worker: jobs}
 
-    def recording(code, run, nonce):
-        job = job_of(code, run, nonce)
-        sent.setdefault(current[-1], []).append(json.dumps(job))
-        return job
+    def recording(worker, job, *arguments):
+        sent.setdefault(worker, []).append(json.dumps(job))
+        return start(worker, job, *arguments)
 
-    execute, current = Worker.execute, []
-    monkeypatch.setattr(Worker, "_job", staticmethod(recording))
-    monkeypatch.setattr(Worker, "execute", lambda worker, *args: current.append(worker) or execute(worker, *args))
+    monkeypatch.setattr(Worker, "_start", recording)
     with Grader(workers=1) as grader:
         sent.clear()
         grader.grade([submit(DOUBLE.canonical, problem=problem)])
         canary(grader, [problem])
         known = [(mode, bot(problem, mode)) for mode in LOOPHOLES for bot in (BOTS["canonical"], BOTS["random"])]
-        grader.grade_known([Submission(problem=problem, completion=text, mode=mode) for mode, text in known])
+        grader.grade([Submission(problem=problem, completion=text, mode=mode) for mode, text in known], known=True)
         exploits = [(mode, exploit) for mode in LOOPHOLES for exploit in EXPLOITS[mode]]
         grader.grade([submit(compose(STARTER, WRONG, exploit), mode, problem) for mode, exploit in exploits])
         grader.grade([submit(compose(STARTER, WRONG), problem=problem)])
@@ -391,12 +386,12 @@ def test_canary(grader):
 def test_an_infrastructure_failure_is_retried_and_never_a_label(monkeypatch):
     execute, calls = Worker.execute, []
 
-    def dying(worker, *arguments):
+    def dying(worker, *arguments, **options):
         calls.append(1)
         if len(calls) in deaths:
             os.kill(worker._process.pid, 9)
             worker._process.wait()  # of tier A it is the parent, whose end kills the one that would answer
-        return execute(worker, *arguments)
+        return execute(worker, *arguments, **options)
 
     with Grader(workers=1) as grader:
         monkeypatch.setattr(Worker, "execute", dying)

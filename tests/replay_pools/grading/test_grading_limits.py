@@ -11,12 +11,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from attacks import job
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import fence
 from replay_pools.grading import executor, tiers
-from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.grade import Grader, Submission, canary
 
@@ -119,8 +119,7 @@ def test_the_grader_reads_seldom_whatever_is_written(monkeypatch, tmp_path, sour
     reads, read = [], os.read
     monkeypatch.setattr(os, "read", lambda *arguments: reads.append(1) or read(*arguments))
     try:
-        code = Code(setup="", source=source, func_name="f", inputs=((),))
-        worker.execute(code, Execution(action="drive", read_stdout=True), cpu_s=1)
+        worker.execute(job(source, (), action="drive"), stdout=True, cpu_s=1)
     finally:
         worker.close()
     assert 10 < len(reads) < 10_000
