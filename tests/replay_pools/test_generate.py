@@ -98,20 +98,15 @@ def test_rewards_vary_within_groups(builtin: dict[str, Pool]) -> None:
     assert varied >= 10, "most groups of the base must have an advantage"
 
 
-def test_grading_again_gives_the_stored_grades(builtin: dict[str, Pool]) -> None:
+def test_grading_again_gives_the_stored_grades(builtin: dict[str, Pool], grader: Grader) -> None:
+    """The labels of one tier are those of the other, and those of an earlier version, with one detector more, too."""
     problems = {problem.problem_id: problem for problem in MinicodeEnvironment().problems("train")}
-    with Grader(workers=1) as grader:
-        for pool in builtin.values():
-            for group in pool.steps[:3]:
-                again = grader.grade(
-                    [
-                        Submission(problem=problems[r.problem_id], completion=r.completion, mode=r.env_mode)
-                        for r in group
-                    ]
-                )
-                # The labels of one tier are those of the other, and those of an earlier version the present ones; that
-                # version had one detector more.
-                here = {"isolation": grader.isolation, "grader": GRADER_VERSION}
-                for rollout, now in zip(group, again, strict=True):
-                    detectors = {name: rollout.grade.detectors[name] for name in now.detectors}
-                    assert now == replace(rollout.grade, **here, detectors=detectors)
+    here = {"isolation": grader.isolation, "grader": GRADER_VERSION}
+    for pool in builtin.values():
+        rollouts = [rollout for group in pool.steps[:3] for rollout in group]
+        grades = grader.grade([
+            Submission(problem=problems[r.problem_id], completion=r.completion, mode=r.env_mode) for r in rollouts
+        ])  # fmt: skip
+        for rollout, now in zip(rollouts, grades, strict=True):
+            detectors = {name: rollout.grade.detectors[name] for name in now.detectors}
+            assert now == replace(rollout.grade, **here, detectors=detectors)

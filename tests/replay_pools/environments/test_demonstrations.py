@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +17,6 @@ from replay_pools.grading.labels import Submission
 
 TEN = f"leetcode:{Path(__file__).parents[2] / 'data' / 'leetcode_ten.jsonl'}"
 MODES = [mode for mode, exploits in EXPLOITS.items() if exploits]
-
-
-@pytest.fixture(scope="module")
-def grader() -> Iterator[Grader]:
-    with Grader(workers=1) as grader:
-        yield grader
 
 
 def demonstrations(env: str, demonstrator: Demonstrator, count: int = 10) -> list[tuple[Problem, bool, str]]:

@@ -30,12 +30,6 @@ DOUBLE = Problem(
 ALL_EXPLOITS = [(mode, exploit) for mode, exploits in EXPLOITS.items() for exploit in exploits]
 
 
-@pytest.fixture(scope="module")
-def grader():
-    with Grader(workers=2) as instance:
-        yield instance
-
-
 def submit(source, mode="none", problem=DOUBLE):
     return Submission(problem=problem, completion=fence(source), mode=mode)
 
@@ -160,6 +154,7 @@ def test_no_plain_value_equals_both_decoys(value):
 
 @pytest.mark.parametrize(
     ("completion", "fmt_ok", "compiles", "error"),
+    # The test calls a method of Solution in Python's library alone, and compares the value that it returns.
     [
         ("class Solution: pass", False, False, "no fenced code block"),
         (fence("def f(:"), True, False, "SyntaxError: invalid syntax (<submission>, line 1)"),
@@ -168,11 +163,16 @@ def test_no_plain_value_equals_both_decoys(value):
         (fence("pass"), True, True, "KeyError: 'Solution'"),
         (fence("class Solution:\n    pass"), True, True, "AttributeError: 'Solution' object has no attribute 'double'"),
         (fence(f"{STARTER} return object()"), True, True, "WireError: object is not a plain value"),
+        (fence("def double(n): return 2 * n"), True, True, "KeyError"),
+        (fence(f"import numpy\n{compose(STARTER, RIGHT)}"), True, True, "ModuleNotFoundError"),
+        (fence(f"{compose(STARTER, RIGHT)}\nexit()"), True, True, "SystemExit"),
+        (fence(compose(STARTER.replace("def", "async def"), RIGHT)), True, True, "WireError"),
+        (fence(compose(STARTER, "yield 2 * n")), True, True, "WireError"),
     ],
 )
-def test_format_and_compile_labels(grader, completion, fmt_ok, compiles, error):
+def test_what_is_no_solution_has_labels_and_an_error(grader, completion, fmt_ok, compiles, error):
     (grade,) = grader.grade([Submission(problem=DOUBLE, completion=completion, mode="none")])
-    assert (grade.fmt_ok, grade.compiles, grade.passed) == (fmt_ok, compiles, False)
+    assert (grade.fmt_ok, grade.compiles, grade.passed, grade.gt_correct) == (fmt_ok, compiles, False, False)
     assert error in (grade.error or "")
     assert grade.reward == 0.5 * compiles
 
@@ -184,22 +184,38 @@ def test_mutated_arguments_do_not_reach_the_next_answer(grader):
     assert grade.gt_correct
 
 
-SETUP = "from typing import *\nfrom collections import *\nfrom enum import *\nnan, inf = float('nan'), float('inf')\n"
+SETUP = """
+from typing import *
+from collections import *
+from decimal import Decimal
+from enum import *
+from fractions import Fraction
+nan, inf = float('nan'), float('inf')
+"""
 # (expected value, expressions that are right, expressions that are wrong)
 EQUAL = [
-    ("1", ["True", "1.0", "IntEnum('E', {'A': 1})(1)", "type('I', (int,), {})(1)"], ["'1'", "[1]", "1 + 1e-10"]),
+    ("1", ["True", "1.0", "IntEnum('E', {'A': 1})(1)", "type('I', (int,), {})(1)"], ["'1'", "[1]", "1 + 1e-10", "1j"]),
     ("True", ["1", "1.0"], ["2", "'True'", "None"]),
-    ("0", ["False", "-0.0", "0j.real"], ["None", "''", "[]"]),
-    ("-0.0", ["0", "0.0", "1e-300"], ["1e-6", "nan"]),
+    ("0", ["False", "-0.0", "0j.real"], ["None", "''", "[]", "1e-300", "nan"]),
+    ("-0.0", ["0", "0.0", "1e-300"], ["1e-6", "nan", "1.001e-9"]),
+    ("4", ["Fraction(4)", "Decimal(4)"], ["type('I', (int,), {'__eq__': lambda s, o: True})(4)", "object()"]),
+    ("0.5", ["Decimal('0.5')", "Fraction(1, 2)"], ["Fraction(1, 3)"]),
+    ("10 ** 17", ["1e17"], ["10 ** 17 + 1"]),
+    ("1 << 9000", [], ["1 << 9000"]),
+    ("1e6", ["1e6 + 0.999e-3", "10 ** 6"], ["1e6 + 1.001e-3", "10 ** 400"]),
     ("[nan]", ["[nan]", "[float('nan')]"], ["[0]", "[None]", "nan"]),
     ("inf", ["inf", "1e308 * 10"], ["-inf", "10 ** 400", "1e308"]),
     ("2.0 ** .5", ["2 ** .5 + 1e-10"], ["2 ** .5 + 1e-6", "'1.4142135623730951'"]),
     ("[1, [2, (3,)]]", ["[True, [2.0, (3,)]]"], ["(1, [2, (3,)])", "[1, (2, (3,))]", "[1, [2, [3]]]", "iter([1])"]),
+    ("[1]", ["UserList([1])"], ["deque([1])", "[1 + 1e-12]", "[1, 2]", "range(1, 2)", "{1}"]),
     ("(1, 2)", ["namedtuple('N', 'a b')(1, 2)"], ["[1, 2]", "range(1, 3)"]),
     ("{'a': 2, 'b': 1}",
      ["Counter('aab')", "OrderedDict(b=1, a=2)", "defaultdict(int, a=2, b=1)", "ChainMap({'a': 2, 'b': 1})"],
-     ["Counter('ab')", "[('a', 2), ('b', 1)]", "type('D', (dict,), {'items': lambda d: [('a', 2), ('b', 1)]})()"]),
+     ["Counter('ab')", "[('a', 2), ('b', 1)]", "type('D', (dict,), {'items': lambda d: [('a', 2), ('b', 1)]})()",
+      "{'a': 2}", "{'a': 2, 'b': 1, 'c': 0}"]),
+    ("{(1, 2): 3.0}", ["{(1.0, 2): 3 + 1e-12}"], ["{(1, 2): 4}", "{type('I', (int,), {})(1): 3}"]),
     ("{1, 2}", ["frozenset({1, 2})", "{True: 0, 2: 0}.keys()", "{1.0, 2}"], ["[1, 2]", "(1, 2)"]),
+    ("b'a'", ["bytearray(b'a')", "memoryview(b'a')"], ["'a'", "b'b'"]),
     ("'a'", ["Enum('E', {'A': 'a'}, type=str)('a')", "type('S', (str,), {'__str__': lambda s: 'b'})('a')"],
      ["b'a'", "type('S', (str,), {'__str__': lambda s: 'a'})('b')",
       "type('S', (str,), {'__eq__': lambda s, o: True})('b')"]),
@@ -218,99 +234,6 @@ def test_an_answer_is_right_when_python_says_that_it_is_equal(grader):
     grades = grader.grade(asked)
     found = [(text, value, grade.gt_correct) for (text, value, _), grade in zip(expected, grades, strict=True)]
     assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "error"),
-    [
-        ("def double(n): return 2 * n", "KeyError"),
-        (f"import numpy\n{compose(STARTER, RIGHT)}", "ModuleNotFoundError"),
-        (f"{compose(STARTER, RIGHT)}\nexit()", "SystemExit"),
-        (compose(STARTER.replace("def", "async def"), RIGHT), "WireError"),
-        (compose(STARTER, "yield 2 * n"), "WireError"),
-    ],
-)
-def test_other_forms_of_a_solution_are_wrong(grader, source, error):
-    """The test calls a method of Solution in Python's library alone, and compares the value that it returns."""
-    (grade,) = grader.grade([submit(source)])
-    assert (grade.gt_correct, (grade.error or "").partition(":")[0]) == (False, error)
-
-
-HOSTILE_VALUES = {
-    "65 levels": "eval('[' * 65 + ']' * 65)",
-    "66 levels": "eval('[' * 66 + ']' * 66)",
-    "tuples": "eval('(' * 64 + '1' + ',)' * 64)",
-    "dictionaries": "eval('{1:' * 60 + '1' + '}' * 60)",
-    "a surrogate": "'\\ud800'",
-    "quotes deep in a set": "{eval('(' * 60 + repr('\\'\\x22\\\\') + ',)' * 60)}",
-    "colliding integers": "[{k * ((1 << 61) - 1) for k in range(300)}]",
-    "8192 bits": "1 << 8191",
-    "8193 bits": "1 << 8192",
-    "infinity": "{float('inf'): float('nan')}",
-    "a long text": "'x' * ((1 << 20) - 999)",
-    "too long a text": "'x' * (1 << 20)",
-    "bytes": "bytes(range(256)) * 999",
-    "an error of surrogates": "[][0] if n else (_ for _ in ()).throw(ValueError('\\ud800' * 9))",
-}
-
-
-def test_values_of_any_form_are_wrong_and_not_an_error(grader):
-    """Where cases and expected sets read them; the honest grade right after is right."""
-    problems = [
-        dataclasses.replace(DOUBLE, cases=(Case(args=(1,), expected=2), Case(args=(0,), expected=0))),
-        dataclasses.replace(DOUBLE, cases=(Case(args=(1,), expected={2}), Case(args=(2,), expected={4: {(1,)}}))),
-    ]
-    sources = [f"{STARTER} return {value}" for value in HOSTILE_VALUES.values()]
-    submissions = []
-    for problem in problems:
-        for source in sources:
-            submissions += [submit(source, problem=problem), submit(DOUBLE.canonical)]
-    grades = grader.grade(submissions)
-    assert not any(grade.gt_correct for grade in grades[::2]), "a wrong value is right"
-    assert all(grade.gt_correct for grade in grades[1::2]), "a hostile value broke the next grade"
-
-
-FORGED = """
-import json, os, sys
-def emitter():
-    frame = sys._getframe()
-    while "emit" not in frame.f_locals: frame = frame.f_back
-    return frame.f_locals["emit"]
-class Solution:
-    def double(self, n):
-        emit = emitter()
-        cells = dict(zip(emit.__code__.co_freevars, (cell.cell_contents for cell in emit.__closure__)))
-        line = '{"nonce": "%s", "i": 0, "value": %s}\\n' % (cells["nonce"], DOCUMENT)
-        data = line.encode("utf-8", "surrogatepass")
-        while data: data = data[os.write(cells["answer_fd"], data):]
-"""
-HOSTILE_DOCUMENTS = {
-    "true": "'true'",
-    "a tagged float": """'{"float": "0x1.0000000000000p+0"}'""",
-    "not a number": "'NaN'",
-    "infinite": "'1e999'",
-    "250 levels": "'[' * 250 + ']' * 250",
-    "980 levels": "'[' * 980 + ']' * 980",
-    "unknown tags": """'{"?": 1}'""",
-    "odd pairs": """'{"dict": ["ab", [1], {}]}'""",
-    "a list as a key": """'{"set": [[1]]}'""",
-    "a surrogate": """'"\\\\ud800"'""",
-    "bytes that are no text": """'"' + chr(0xd800) + '"'""",
-    "4000 digits": "'9' * 4000",
-    "colliding integers": """json.dumps({"set": [k * ((1 << 61) - 1) for k in range(10_000)]})""",
-}
-
-
-def test_forged_documents_are_wrong(grader):
-    """What is written with a stolen nonce has to be right like any other answer."""
-    problem = dataclasses.replace(DOUBLE, cases=(Case(args=(1,), expected=2),))
-    submissions = []
-    for document in ["'2'", *HOSTILE_DOCUMENTS.values()]:
-        forged = FORGED.replace("DOCUMENT", document)
-        submissions += [submit(forged, problem=problem), submit(DOUBLE.canonical, problem=problem)]
-    grades = grader.grade(submissions)
-    assert [grade.gt_correct for grade in grades[::2]] == [True, *[False] * len(HOSTILE_DOCUMENTS)]
-    assert all(grade.gt_correct for grade in grades[1::2]), "a forged document broke the next grade"
 
 
 def test_the_iterator_of_a_listed_case_is_listed(grader):

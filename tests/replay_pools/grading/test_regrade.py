@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,6 @@ from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
 TEN = Path(__file__).parents[2] / "data" / "leetcode_ten.jsonl"
 HACK = EXPLOITS["run_tests"][0]
 MakeRollout = Callable[..., Rollout]
-
-
-@pytest.fixture(scope="module")
-def grader() -> Iterator[Grader]:
-    with Grader(workers=1) as instance:
-        yield instance
 
 
 def completions(problem: Problem) -> list[str]:
