@@ -119,17 +119,18 @@ class Worker:
                 start_new_session=True,
             )
         try:
-            if self._receive(len(worker.READY))[0] != worker.READY:
-                raise InfrastructureError("worker: does not start")
-        except InfrastructureError:
+            reply = self._control.recv(len(worker.READY))
+        except OSError:
+            reply = b""
+        if reply != worker.READY:
             self.close()
-            raise
+            raise InfrastructureError("worker: does not start")
 
     def close(self) -> None:
         """End the worker and everything under it."""
         # The worker ends by itself; only one that hangs is killed.
-        with contextlib.suppress(InfrastructureError):
-            self._send(worker.END, [])
+        with contextlib.suppress(OSError):
+            self._control.sendall(worker.END)
         self._control.close()
         self._file.close()
         try:
@@ -139,19 +140,6 @@ class Worker:
             self._process.wait()
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _send(self, command: bytes, descriptors: list[int]) -> None:
-        try:
-            socket.send_fds(self._control, [command], descriptors)
-        except OSError as error:
-            raise InfrastructureError(f"worker: {error}") from error
-
-    def _receive(self, size: int) -> tuple[bytes, list[int]]:
-        try:
-            reply, descriptors, _, _ = socket.recv_fds(self._control, size, 1)
-        except OSError as error:
-            raise InfrastructureError(f"worker: {error}") from error
-        return reply, descriptors
 
     def execute(
         self, job: dict[str, Any], *, stdout: bool = False, file: bool = False, cpu_s: float = MIN_CPU_S
@@ -182,14 +170,19 @@ class Worker:
         # These channels judge what the submission leaves when it ends, so it may run on after its last answer.
         to_end = stdout or file or job["action"].startswith("run_script")
         text = bytearray()
-        with contextlib.ExitStack() as stack:
-            answers, output = self._start(job, stack, stdout)
-            slept = self._read(stream, answers, output, text, to_end=to_end, cpu_s=cpu_s)
-            exit_status, used_s, marker = self._kill()
-            # The rest of the pipe does not count, but it has to end: otherwise a process is still alive.
-            _drain(answers, None)
-            if output is not None:
-                _drain(output, text)
+        try:
+            with contextlib.ExitStack() as stack:
+                answers, output = self._start(job, stack, stdout)
+                slept = self._read(stream, answers, output, text, to_end=to_end, cpu_s=cpu_s)
+                exit_status, used_s, marker = self._kill()
+                # The rest of the pipe does not count, but it has to end: otherwise a process is still alive.
+                _drain(answers, None)
+                if output is not None:
+                    _drain(output, text)
+        except BlockingIOError as error:
+            raise InfrastructureError("worker: the pipe of a dead tree is still open") from error
+        except OSError as error:
+            raise InfrastructureError(f"worker: {error}") from error
         timed_out = slept or used_s >= cpu_s
         if timed_out:
             # How far it got is a matter of milliseconds.
@@ -217,7 +210,7 @@ class Worker:
             self._file.truncate()
             self._file.write(json.dumps(job).encode())
             self._file.seek(0)
-            self._send(worker.EXECUTE, [self._file.fileno(), *write_ends])
+            socket.send_fds(self._control, [worker.EXECUTE], [self._file.fileno(), *write_ends])
         finally:
             # The worker holds copies; with ours open, the pipes would never reach their end.
             for descriptor in write_ends:
@@ -292,8 +285,8 @@ class Worker:
 
     def _kill(self) -> tuple[int | None, float, str]:
         """Have the worker kill all processes; return (exit status, CPU seconds, text of the marker file)."""
-        self._send(worker.KILL, [])
-        reply, descriptors = self._receive(worker.DEATH.size)
+        self._control.sendall(worker.KILL)
+        reply, descriptors, _, _ = socket.recv_fds(self._control, worker.DEATH.size, 1)
         text = "".join(map(_read_marker, descriptors))
         if len(reply) != worker.DEATH.size:
             raise InfrastructureError("worker: ended")
@@ -310,15 +303,12 @@ def _drain(descriptor: int, text: bytearray | None) -> None:
     """Read a pipe of dead processes to its end, and keep up to MAX_CAPTURE bytes in `text`.
 
     Raises:
-        InfrastructureError: a process still holds the other end.
+        BlockingIOError: a process still holds the other end.
     """
     os.set_blocking(descriptor, False)
-    try:
-        while data := os.read(descriptor, MAX_CAPTURE):
-            if text is not None:
-                text += data[: max(MAX_CAPTURE - len(text), 0)]
-    except BlockingIOError as error:
-        raise InfrastructureError("worker: the pipe of a dead tree is still open") from error
+    while data := os.read(descriptor, MAX_CAPTURE):
+        if text is not None:
+            text += data[: max(MAX_CAPTURE - len(text), 0)]
 
 
 def _read_marker(descriptor: int) -> str:
