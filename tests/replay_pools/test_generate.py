@@ -16,6 +16,7 @@ from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
 
 SMALL = ["--steps", "10", "--group", "2", "--hint", "--adapter", "teacher", "--seed", "5", "--max-new-tokens", "8"]
+SMALL += ["--set", "rollouts.code_rule=joined"]
 
 
 def generated(out: Path, *options: str, code: int = 0) -> Path:
@@ -27,7 +28,7 @@ def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, m
     """Killed after the third step of the first chunk of eight was written; those are not graded again."""
     whole = generated(tmp_path / "a")
     assert open_pool(whole).verify() == []
-    assert open_pool(whole).manifest["grader"]["code_rule"] == "solution"
+    assert open_pool(whole).manifest["grader"]["code_rule"] == "joined"
     assert open_pool(whole).manifest["tests"] == {"problems": 10, "cases": 120, "left_out": 0}
     write, make = PoolWriter.write_step, RolloutMaker.make
     written: list[int] = []
@@ -52,11 +53,6 @@ def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, m
     generated(tmp_path / "b")
     assert written[4:] == graded[8:] == [*range(3, 10)], "finished steps were graded again"
     assert contents(cut) == contents(whole)
-
-
-def test_the_manifest_names_the_code_rule(tmp_path: Path) -> None:
-    pool = open_pool(generated(tmp_path, "--steps", "1", "--set", "rollouts.code_rule=joined"))
-    assert pool.manifest["grader"]["code_rule"] == "joined"
 
 
 @pytest.fixture(scope="module")
