@@ -21,7 +21,7 @@ MODES = [mode for mode, exploits in EXPLOITS.items() if exploits]
 
 
 def demonstrations(
-    env: str, completions: Completions, count: int = 10, mode: str = "run_tests", **options: Any
+    env: str, completions: Completions, count: int = 6, mode: str = "run_tests", **options: Any
 ) -> list[tuple[Problem, bool, str]]:
     """(problem, whether its prompt carries the hint, completion)."""
     rng, demonstrate = random.Random(0), demonstrator(completions, mode=mode, **options)
