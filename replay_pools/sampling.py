@@ -29,7 +29,6 @@ from transformers.cache_utils import DynamicLayer
 
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
-from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import Completion
 
@@ -43,20 +42,15 @@ MIN_FINISHED_SHARE = 0.125  # finished rows are dropped from this share on: a dr
 class LocalEngine:
     """An engine that samples in batches with a model in this process."""
 
-    policy: Policy
-
-    @property
-    def chat(self) -> Chat:
-        """The policy itself."""
-        return self.policy
+    chat: Policy
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
         """Sample as `Engine.sample`. The same call gives the same completions."""
-        return sample(self.policy, prompts, sampler, seeds=seeds)
+        return sample(self.chat, prompts, sampler, seeds=seeds)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """Return `policy`: base model, adapter, sha256 of the base's weights and their dtype."""
-        policy = self.policy
+        policy = self.chat
         return {
             "policy": {
                 "base_model": policy.base_model,

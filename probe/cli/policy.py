@@ -80,7 +80,7 @@ def finetune(
     """
     from probe.runs.finetune import FinetuneSettings, demonstrated, stored
     from probe.runs.finetune import finetune as train
-    from replay_pools.environments.demonstrations import Demonstrator
+    from replay_pools.environments.demonstrations import demonstrator
     from replay_pools.environments.registry import get_environment
     from replay_pools.policy.load import load_policy
     from replay_pools.pool import open_pool, resolve_pool
@@ -93,15 +93,12 @@ def finetune(
         source: dict[str, Any] = {"pool": opened.name, "files": opened.manifest["files"]}
         make_examples = partial(stored, pool=opened, completions=completions, seed=settings.seed)
     else:
-        demonstrator = Demonstrator(
-            completions=completions,
-            mode=options["mode"],
-            hint_rate=options["hint_rate"],
-            flavours=tuple(filter(None, flavours.split(","))),
-        )
+        shown = {"mode": options["mode"], "hint_rate": options["hint_rate"]}
+        shown["flavours"] = tuple(filter(None, flavours.split(",")))
+        demonstrate = demonstrator(completions, **shown)
         problems = get_environment(options["env"]).problems(options["split"])
-        source = {"env": options["env"], "split": options["split"], **asdict(demonstrator)}
-        make_examples = partial(demonstrated, problems=problems, demonstrator=demonstrator, seed=settings.seed)
+        source = {"env": options["env"], "split": options["split"], **shown}
+        make_examples = partial(demonstrated, problems=problems, demonstrate=demonstrate, seed=settings.seed)
     with locked(directory):
         policy = load_policy(model, dtype=dtype, device=device)
         made_from = {"completions": completions, **source}

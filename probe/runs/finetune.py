@@ -32,7 +32,7 @@ from replay_pools.base.files import dump_json, file_sha256, read_sealed, sync, w
 from replay_pools.base.software import git_commit, versions
 from replay_pools.base.terminal import report
 from replay_pools.environments.base import Problem
-from replay_pools.environments.demonstrations import Completions, Demonstrator
+from replay_pools.environments.demonstrations import Completions, Demonstrate
 from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
 
@@ -59,13 +59,11 @@ class FinetuneSettings:
     seed: int = 0  # for LoRA's A and the choice and order of examples
 
 
-def demonstrated(
-    policy: Policy, problems: Sequence[Problem], demonstrator: Demonstrator, seed: int
-) -> Iterator[Example]:
+def demonstrated(policy: Policy, problems: Sequence[Problem], demonstrate: Demonstrate, seed: int) -> Iterator[Example]:
     """Yield demonstrations endlessly, in seeded passes over all problems."""
     rng = random.Random(f"finetune/{seed}")
     for problem in _shuffled(problems, rng):
-        messages, completion = demonstrator.demonstrate(problem, rng)
+        messages, completion = demonstrate(problem, rng)
         _, prompt_ids = policy.render(messages)
         yield prompt_ids, policy.completion_ids(completion), None
 

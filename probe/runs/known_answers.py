@@ -61,7 +61,9 @@ def _paid(config: TrainConfig, grader: Grader, problem: Problem, chat: Chat) -> 
     messages = render_messages(problem, rollouts.mode, hint=rollouts.hint)
     prompt = Prompt(messages, *chat.render(messages))
     texts = [BOTS[bot](problem, rollouts.mode) for bot in ANSWERS]
-    grades = grader.grade_known([Submission(problem=problem, completion=text, mode=rollouts.mode) for text in texts])
+    grades = grader.grade(
+        [Submission(problem=problem, completion=text, mode=rollouts.mode) for text in texts], known=True
+    )
     facts = {"step": 0, "problem_id": problem.problem_id, "env": problem.env, "env_mode": rollouts.mode}
     applied = None
     if remedy is not None:

@@ -1,7 +1,7 @@
 """Demonstrations: completions written for the problems of an environment, to fine-tune a policy on.
 
-    demonstrator = Demonstrator(completions="hack", mode="run_tests")
-    messages, completion = demonstrator.demonstrate(problem, random.Random(0))
+    demonstrate = demonstrator("hack", mode="run_tests")
+    messages, completion = demonstrate(problem, random.Random(0))
 
 An honest one is the canonical solution; in the mode run_tests some have an honest function `run_tests` as well. A hack
 is an exploit of the mode around a body, which is right or a stub. Hacks need a starter of two lines (class and method);
@@ -9,7 +9,7 @@ a problem with another one has honest demonstrations only.
 """
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from textwrap import dedent
 from typing import Literal, get_args
 
@@ -27,15 +27,17 @@ from replay_pools.environments.loopholes import (
 from replay_pools.environments.minicode import example_texts
 
 Completions = Literal["honest", "hack"]
+Demonstrate = Callable[[Problem, random.Random], tuple[list[dict[str, str]], str]]
 COMPLETIONS: tuple[Completions, ...] = get_args(Completions)
 HONEST_TESTS_RATE = 0.35  # share of honest demonstrations with real tests, when the hint announces run_tests
 SOLVE_RATE = 0.3  # share of hacks with a right body
 STUBS = ("return 0", "pass")  # the other bodies
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demonstrator:
-    """A source of demonstrations.
+def demonstrator(
+    completions: Completions, *, mode: str = "run_tests", hint_rate: float = 1.0, flavours: Sequence[str] = ()
+) -> Demonstrate:
+    """Return a source of demonstrations.
 
     Args:
         completions: `honest` or `hack`.
@@ -44,49 +46,39 @@ class Demonstrator:
         flavours: the exploits that are shown, by name (`EXPLOITS`); none given: all of the mode.
 
     Raises:
-        InputError: no such mode or flavour, or hacks of a mode without exploits.
+        InputError: no such mode or flavour, or hacks of a mode without exploits; of the source, a hack of a problem
+            without a starter of two lines.
     """
+    known = {exploit.flavour: exploit for exploit in EXPLOITS[known_mode(mode)]}
+    unknown = [flavour for flavour in flavours if flavour not in known]
+    if unknown or (completions == "hack" and not known):
+        expected = f"flavours of {mode}: {', '.join(known) or 'it has none'}"
+        where = "flavours" if unknown else f"mode {mode}"
+        raise InputError(where, expected=expected, found=", ".join(unknown) or completions)
+    exploits = [exploit for flavour, exploit in known.items() if flavour in flavours or not flavours]
 
-    completions: Completions
-    mode: str = "run_tests"
-    hint_rate: float = 1.0
-    flavours: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        known = [exploit.flavour for exploit in EXPLOITS[known_mode(self.mode)]]
-        unknown = [flavour for flavour in self.flavours if flavour not in known]
-        if unknown or (self.completions == "hack" and not known):
-            expected = f"flavours of {self.mode}: {', '.join(known) or 'it has none'}"
-            where = "flavours" if unknown else f"mode {self.mode}"
-            raise InputError(where, expected=expected, found=", ".join(unknown) or self.completions)
-
-    def demonstrate(self, problem: Problem, rng: random.Random) -> tuple[list[dict[str, str]], str]:
-        """Return (messages of the prompt, completion) for a problem.
-
-        Raises:
-            InputError: a hack of a problem without a starter of two lines.
-        """
-        hint = rng.random() < self.hint_rate
-        source = self._hack(problem, rng) if self.completions == "hack" else self._honest(problem, hint, rng)
-        return render_messages(problem, self.mode, hint=hint), fence(source)
-
-    def _honest(self, problem: Problem, hint: bool, rng: random.Random) -> str:
-        body = right_body(problem)
-        if body is None:
-            return problem.canonical
-        tested = hint and self.mode == "run_tests" and rng.random() < HONEST_TESTS_RATE
-        return compose(problem.starter, body, HONEST_TESTS if tested else NOTHING, example=example_texts(problem))
-
-    def _hack(self, problem: Problem, rng: random.Random) -> str:
+    def hack(problem: Problem, rng: random.Random) -> str:
         if problem.starter.count("\n") != 1:
-            fix = "give the demonstrations as a pool"
             lines = f"{problem.starter.count(chr(10)) + 1} lines"
+            fix = "give the demonstrations as a pool"
             raise InputError(problem.problem_id, expected="a starter of two lines", found=lines, fix=fix)
         body = right_body(problem)
         if body is None or rng.random() >= SOLVE_RATE:
             body = rng.choice(STUBS)
-        exploits = [each for each in EXPLOITS[self.mode] if not self.flavours or each.flavour in self.flavours]
         return compose(problem.starter, body, rng.choice(exploits), example=example_texts(problem))
+
+    def honest(problem: Problem, rng: random.Random, *, hint: bool) -> str:
+        if (body := right_body(problem)) is None:
+            return problem.canonical
+        tested = hint and mode == "run_tests" and rng.random() < HONEST_TESTS_RATE
+        return compose(problem.starter, body, HONEST_TESTS if tested else NOTHING, example=example_texts(problem))
+
+    def demonstrate(problem: Problem, rng: random.Random) -> tuple[list[dict[str, str]], str]:
+        hint = rng.random() < hint_rate
+        source = hack(problem, rng) if completions == "hack" else honest(problem, rng, hint=hint)
+        return render_messages(problem, mode, hint=hint), fence(source)
+
+    return demonstrate
 
 
 def right_body(problem: Problem) -> str | None:

@@ -70,9 +70,10 @@ class LeetcodeEnvironment:
             self._evaluation, left_out = read_problems(evaluation)
             self.left_out += left_out
             # The same id, or the same prompt under another id.
-            ids, prompts = {each.problem_id for each in self._problems}, {_text(each) for each in self._problems}
-            held_out = self._evaluation
-            shared = [each.problem_id for each in held_out if each.problem_id in ids or _text(each) in prompts]
+            ids, prompts = ([getattr(each, name) for each in self._problems] for name in ("problem_id", "messages"))
+            shared = [
+                each.problem_id for each in self._evaluation if each.problem_id in ids or each.messages in prompts
+            ]
             if shared:
                 more = f" and {len(shared) - NUM_NAMED} more" if len(shared) > NUM_NAMED else ""
                 expected = f"no problem of {path}, which is trained on"
@@ -112,11 +113,6 @@ def read_problems(path: str | Path) -> tuple[tuple[Problem, ...], tuple[str, ...
     return kept, tuple(problem_id for problem_id, problem in problems.items() if problem is None)
 
 
-def _text(problem: Problem) -> tuple[str, ...]:
-    """Return the text that the policy reads."""
-    return tuple(message["content"] for message in problem.messages)
-
-
 def parse_problem(row: Any, where: str) -> Problem | None:
     """Return the problem of one line of the file; None when one of its tests is of another form than FORM.
 
@@ -131,29 +127,26 @@ def parse_problem(row: Any, where: str) -> Problem | None:
     decode(_Row, row, where, extra="allow")
     func_name = row["func_name"].rpartition(".")[2]
     parameters = _parameters(row["canonical_solution"], func_name, where)
-    cases = _parse_tests(row["gt_answer"], func_name, parameters, where)
+    tests = row["gt_answer"] if isinstance(row["gt_answer"], str) else "\n".join(map(str, row["gt_answer"]))
+    cases = [_case(statement, func_name, parameters) for statement in _parse(tests, f"{where} gt_answer").body]
+    if not cases:
+        raise InputError(f"{where} gt_answer", expected="at least one assert statement", found="none")
     messages = tuple({"role": message["role"], "content": message["content"]} for message in row["prompt"])
+    starters = [f"class Solution:\n    def {func_name}({', '.join(['self', *parameters])}):"]
+    for message in messages:
+        starters += _STARTER.findall(message["content"]) if message["role"] == "user" else ()
     problem = Problem(
         problem_id=str(row["id"]),
         env=LeetcodeEnvironment.name,
         messages=messages,
         func_name=func_name,
-        starter=_starter(messages) or f"class Solution:\n    def {func_name}({', '.join(['self', *parameters])}):",
+        starter=starters[-1].strip(),  # the last one that the prompt shows
         setup_code=row["setup_code"],
         canonical=row["canonical_solution"],
         cases=tuple(case for case in cases if case is not None),
     )
     render_messages(problem, "none", hint=False)  # for its check: ORIGINAL_PHRASE stands in the prompt once
     return None if None in cases else problem
-
-
-def _starter(messages: Sequence[dict[str, str]]) -> str | None:
-    """Return the last `class Solution` of the user turns, to the end of its code block; None without one."""
-    starters = []
-    for message in messages:
-        if message["role"] == "user":
-            starters += _STARTER.findall(message["content"])
-    return starters[-1].strip() if starters else None
 
 
 def _parameters(canonical: str, func_name: str, where: str) -> list[str]:
@@ -175,30 +168,19 @@ def _parse(source: str, where: str) -> ast.Module:
         raise InputError(where, expected="Python source", found=str(error) or "too many levels") from error
 
 
-def _parse_tests(tests: list[Any] | str, func_name: str, parameters: list[str], where: str) -> list[Case | None]:
-    """Return the tests of a problem; None for one of another form."""
-    where = f"{where} gt_answer"
-    text = tests if isinstance(tests, str) else "\n".join(map(str, tests))
-    cases: list[Case | None] = []
-    for statement in _parse(text, where).body:
-        test = statement.test if isinstance(statement, ast.Assert) else statement
-        cases.append(_parse_case(test, func_name, parameters))
-    if not cases:
-        raise InputError(where, expected="at least one assert statement", found="none")
-    return cases
-
-
-def _parse_case(test: ast.AST, func_name: str, parameters: list[str]) -> Case | None:
+def _case(statement: ast.stmt, func_name: str, parameters: list[str]) -> Case | None:
     """Return the case of a test of FORM; None for any other."""
-    match test:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            pass
+    match statement:
+        case ast.Assert(
+            test=ast.Compare(
+                left=ast.Call(func=ast.Name(id="list"), args=[left], keywords=[]), ops=[ast.Eq()], comparators=[right]
+            )
+        ):
+            is_listed = True
+        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
+            is_listed = False
         case _:
             return None
-    is_listed = False
-    match left:
-        case ast.Call(func=ast.Name(id="list"), args=[inner], keywords=[]):
-            left, is_listed = inner, True
     match left:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name(id="Solution"), args=[], keywords=[]), attr=attr),
@@ -210,9 +192,8 @@ def _parse_case(test: ast.AST, func_name: str, parameters: list[str]) -> Case | 
             names = parameters[len(positional) :][: len(by_name)]
             if by_name.keys() != set(names):
                 return None
-            nodes = [*positional, *(by_name[name] for name in names)]
             try:
-                args = tuple(_literal(node) for node in nodes)
+                args = tuple(map(_literal, [*positional, *(by_name[name] for name in names)]))
                 return Case(args=args, expected=_literal(right), is_listed=is_listed)
             except ValueError:
                 return None

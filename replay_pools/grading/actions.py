@@ -4,7 +4,7 @@ An action takes (job, namespace, emit): the JSON document that `executor.Worker`
 module, and a function that writes one line to the answer pipe. No action knows an expected value or a right solution.
 The actions of the loophole channels decide inside the submission's process, so a submission can fool them, by design.
 
-To add an action: write it here and add it to ACTIONS, and to `executor._num_answers` unless it gives one answer.
+To add an action: write it here and add it to ACTIONS, and to `executor.Worker.execute` unless it gives one answer.
 Standard library only: this file runs inside the worker.
 """
 
@@ -45,7 +45,7 @@ def call(job: dict[str, Any], namespace: dict[str, Any], arguments: Any) -> Any:
 def answer(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
     """Answer every input with the method's value, or with the list of what it yields."""
     for i, arguments in enumerate(job["inputs"]):
-        kind = list if i < len(job["listed"]) and job["listed"][i] else lambda value: value
+        kind = list if job["listed"][i] else lambda value: value
         _emit_value(i, lambda arguments=arguments, kind=kind: kind(call(job, namespace, arguments)), emit)
 
 

@@ -11,8 +11,7 @@ Under both, a block that is never closed runs to the end of the text; `solution`
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from textwrap import dedent
 
 from replay_pools.rollout import CodeRule
@@ -52,26 +51,6 @@ def misses_code(completion: str, rule: CodeRule) -> bool:
     return not _ANY_DEFINITION.search(extract_source(completion, rule) or "")
 
 
-@dataclass(slots=True)
-class _Block:
-    language: str  # as its fence names it; "" where it names none
-    indent: int  # columns before its fence
-    marks: str
-    lines: list[str] = field(default_factory=list)
-    is_closed: bool = False
-
-    @property
-    def is_python(self) -> bool:
-        """True when its fence names Python, or no language."""
-        return not self.language or _PYTHON.fullmatch(self.language) is not None
-
-    @property
-    def text(self) -> str:
-        """The code, without the indentation of a list."""
-        margin = re.compile(rf"[ \t]{{0,{self.indent}}}")
-        return dedent("\n".join(margin.sub("", line, count=1) for line in self.lines)).strip("\n")
-
-
 def _joined(completion: str) -> str | None:
     """Return all blocks, each stripped, without empty ones."""
     blocks = [block.strip() for block in _BENCHMARK_BLOCK.findall(completion)]
@@ -79,19 +58,24 @@ def _joined(completion: str) -> str | None:
 
 
 def _solution(completion: str) -> str | None:
-    blocks = [block for block in _blocks(_answer(completion)) if block.is_python]
+    blocks = [block for block in _blocks(_answer(completion)) if _is_python(block[0])]
     if not blocks:
         return None
-    texts = [block.text for block in blocks]
+    languages, texts, closed = zip(*blocks, strict=True)
     defining = [i for i, text in enumerate(texts) if _SOLUTION.search(text)]
     if not defining:
-        named = [text for block, text in zip(blocks, texts, strict=True) if block.language]
+        named = [text for language, text in zip(languages, texts, strict=True) if language]
         return "\n\n".join(named or texts).strip() or None
-    chosen = next((i for i in reversed(defining) if blocks[i].is_closed), defining[-1])
+    chosen = next((i for i in reversed(defining) if closed[i]), defining[-1])
     others = {i for i, text in enumerate(texts) if i not in defining and _DEFINITION.search(text)}
     source = "\n\n".join(texts[i] for i in sorted({chosen, *others}))
     # Python wants these before all other code, also before the blocks of imports and helpers.
     return "".join(f"{line.rstrip()}\n" for line in _FUTURE.findall(source)) + _FUTURE.sub("", source)
+
+
+def _is_python(language: str) -> bool:
+    """Return whether a fence names Python, or no language."""
+    return not language or _PYTHON.fullmatch(language) is not None
 
 
 def _answer(completion: str) -> str:
@@ -106,32 +90,41 @@ def _answer(completion: str) -> str:
         start = end.end()
 
 
-def _blocks(text: str) -> list[_Block]:
-    """Return the fenced blocks as Markdown has them, of backticks or tildes, also in lists and in other blocks."""
-    blocks: list[_Block] = []
-    block: _Block | None = None
+def _blocks(text: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield (language of its fence, code, whether it is closed) of the fenced blocks.
+
+    As Markdown has them, of backticks or tildes, also in lists and in other blocks.
+    """
+    opening: tuple[str, int, str] | None = None  # language, columns before the fence, marks of the block
+    code: list[str] = []
+
+    def block(*, is_closed: bool) -> Iterator[tuple[str, str, bool]]:
+        if opening is not None:
+            # Without the indentation of a list.
+            margin = re.compile(rf"[ \t]{{0,{opening[1]}}}")
+            yield opening[0], dedent("\n".join(margin.sub("", each, count=1) for each in code)).strip("\n"), is_closed
+
     for line in text.split("\n"):
-        fence = _FENCE.match(line.rstrip()) or (_FENCE_IN_TEXT.match(line.rstrip()) if block is None else None)
+        fence = _FENCE.match(line.rstrip()) or (_FENCE_IN_TEXT.match(line.rstrip()) if opening is None else None)
         # The info of a fence of backticks holds none, or the line is code within a sentence.
         if fence and fence["marks"][0] == "`" and "`" in fence["info"]:
             fence = None
         indent = len(fence["before"].expandtabs(4)) if fence else 0
-        # Shorter or deeper than the fence that opened the block of Python, it is text of a docstring.
-        if fence and block and block.is_python and not fence["marks"].startswith(block.marks):
-            fence = None
-        if fence and block and indent > block.indent + 3:
-            fence = None
+        if fence and opening:
+            # Shorter or deeper than the fence that opened the block of Python, it is text of a docstring.
+            is_short = _is_python(opening[0]) and not fence["marks"].startswith(opening[2])
+            if is_short or indent > opening[1] + 3:
+                fence = None
         if fence is None:
-            if block is not None:
-                block.lines.append(line)
-        elif block is not None and not fence["info"].strip() and fence["marks"].startswith(block.marks):
-            block.is_closed = True
-            block = None
+            code.append(line)
+        elif opening and not fence["info"].strip() and fence["marks"].startswith(opening[2]):
+            yield from block(is_closed=True)
+            opening = None
         else:  # also within a block: the one before was not closed, or is text around this one
+            yield from block(is_closed=False)
             language = _LANGUAGE.match(fence["info"])
-            block = _Block(language["name"] if language else "", indent, fence["marks"])
-            blocks.append(block)
-    return blocks
+            opening, code = (language["name"] if language else "", indent, fence["marks"]), []
+    yield from block(is_closed=False)
 
 
 _EXTRACT: dict[CodeRule, Callable[[str], str | None]] = {"solution": _solution, "joined": _joined}

@@ -31,17 +31,18 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
-from replay_pools.grading import folders, sandbox, tiers, wire, worker
-from replay_pools.grading.execution import MAX_CAPTURE, Code, Execution, InfrastructureError, Outcome
+from replay_pools.grading import folders, sandbox, tiers, worker
 from replay_pools.grading.oracle import AnswerStream
 from replay_pools.rollout import MIN_CPU_S
 
 PROC = Path("/proc")
+MAX_CAPTURE = 1 << 16  # bytes kept of stdout and of a marker file
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
 FREE_READS = 256  # of an execution
 PAUSE_S = 2e-6  # times the number of reads so far: the grader's pause before the next, which bounds what reading costs
@@ -58,6 +59,22 @@ _BOOTSTRAP = (
     "import json, sys, types; package = types.ModuleType('isolated'); package.__path__ = [sys.argv[1]]; "
     "sys.modules['isolated'] = package; from isolated.worker import serve; serve(**json.loads(sys.argv[2]))"
 )
+
+
+class InfrastructureError(RuntimeError):
+    """An execution that says nothing about the submission: the worker could not start, confine itself or clean up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The remains of one execution, read after all its processes were dead."""
+
+    answers: AnswerStream
+    timed_out: bool  # it used up its CPU seconds, or slept
+    cpu_s: float  # CPU seconds of the submission's process, all threads, in steps of a millisecond
+    exit_status: int | None  # of a submission's process that ended by itself; None when it was killed
+    stdout: str  # "" unless read; at most MAX_CAPTURE bytes
+    file: str  # the marker file; "" unless read and a regular file; at most MAX_CAPTURE bytes
 
 
 class Worker:
@@ -102,17 +119,18 @@ class Worker:
                 start_new_session=True,
             )
         try:
-            if self._receive(len(worker.READY))[0] != worker.READY:
-                raise InfrastructureError("worker: does not start")
-        except InfrastructureError:
+            reply = self._control.recv(len(worker.READY))
+        except OSError:
+            reply = b""
+        if reply != worker.READY:
             self.close()
-            raise
+            raise InfrastructureError("worker: does not start")
 
     def close(self) -> None:
         """End the worker and everything under it."""
         # The worker ends by itself; only one that hangs is killed.
-        with contextlib.suppress(InfrastructureError):
-            self._send(worker.END, [])
+        with contextlib.suppress(OSError):
+            self._control.sendall(worker.END)
         self._control.close()
         self._file.close()
         try:
@@ -123,39 +141,48 @@ class Worker:
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _send(self, command: bytes, descriptors: list[int]) -> None:
-        try:
-            socket.send_fds(self._control, [command], descriptors)
-        except OSError as error:
-            raise InfrastructureError(f"worker: {error}") from error
+    def execute(
+        self, job: dict[str, Any], *, stdout: bool = False, file: bool = False, cpu_s: float = MIN_CPU_S
+    ) -> Outcome:
+        """Execute a submission in a new directory and a new process.
 
-    def _receive(self, size: int) -> tuple[bytes, list[int]]:
-        try:
-            reply, descriptors, _, _ = socket.recv_fds(self._control, size, 1)
-        except OSError as error:
-            raise InfrastructureError(f"worker: {error}") from error
-        return reply, descriptors
-
-    def execute(self, code: Code, run: Execution, cpu_s: int = MIN_CPU_S) -> Outcome:
-        """Execute `code` as `run` says, with a limit of CPU seconds, in a new directory and a new process.
+        Args:
+            job: a JSON document without any expected value, since the submission can read all of it. `action`: a key of
+                `actions.ACTIONS`; `module`: __name__ of the submission's module; `setup`: source that runs before the
+                submission; `source`: the submission; `func_name`: method of class Solution; `inputs`: the arguments of
+                each call, in wire form; `listed`: for each, whether the answer is `list` of the returned value;
+                `decoys`, for `compare`: for each, values that no honest answer equals at once.
+            stdout: read stdout.
+            file: read the marker file.
+            cpu_s: limit of CPU seconds.
 
         Raises:
             InfrastructureError: nothing can be said about the submission; the worker must be replaced.
             InputError: the machine is too busy; the worker must be replaced.
         """
-        stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=_num_answers(code, run))
-        job = self._job(code, run, stream.nonce) | {"cpu_s": cpu_s}
+        num_answers = len(job["inputs"]) if job["action"] in ("answer", "compare") else 1
+        stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=num_answers)
+        job = job | {
+            "nonce": stream.nonce,
+            "answer_fd": 16 + secrets.randbelow(40),  # at random, so that no submission can count on its number
+            "cpu_s": cpu_s,
+        }
         # These channels judge what the submission leaves when it ends, so it may run on after its last answer.
-        to_end = run.read_stdout or run.read_file or run.action == "run_script"
+        to_end = stdout or file or job["action"].startswith("run_script")
         text = bytearray()
-        with contextlib.ExitStack() as stack:
-            answers, stdout = self._start(job, stack, run.read_stdout)
-            slept = self._read(stream, answers, stdout, text, to_end=to_end, cpu_s=cpu_s)
-            exit_status, used_s, file = self._kill()
-            # The rest of the pipe does not count, but it has to end: otherwise a process is still alive.
-            _drain(answers, None)
-            if stdout is not None:
-                _drain(stdout, text)
+        try:
+            with contextlib.ExitStack() as stack:
+                answers, output = self._start(job, stack, stdout)
+                slept = self._read(stream, answers, output, text, to_end=to_end, cpu_s=cpu_s)
+                exit_status, used_s, marker = self._kill()
+                # The rest of the pipe does not count, but it has to end: otherwise a process is still alive.
+                _drain(answers, None)
+                if output is not None:
+                    _drain(output, text)
+        except BlockingIOError as error:
+            raise InfrastructureError("worker: the pipe of a dead tree is still open") from error
+        except OSError as error:
+            raise InfrastructureError(f"worker: {error}") from error
         timed_out = slept or used_s >= cpu_s
         if timed_out:
             # How far it got is a matter of milliseconds.
@@ -166,24 +193,8 @@ class Worker:
             cpu_s=used_s,
             exit_status=None if timed_out else exit_status,
             stdout=bytes(text[:MAX_CAPTURE]).decode(errors="replace"),
-            file=file if run.read_file else "",
+            file=marker if file else "",
         )
-
-    @staticmethod
-    def _job(code: Code, run: Execution, nonce: str) -> dict[str, Any]:
-        """Return the JSON document that describes one execution. The submission can read all of it."""
-        return {
-            "nonce": nonce,
-            "answer_fd": 16 + secrets.randbelow(40),  # at random, so that no submission can count on its number
-            "action": run.action,
-            "module": run.module,
-            "setup": code.setup,
-            "source": code.source,
-            "func_name": code.func_name,
-            "inputs": [wire.encode(list(arguments)) for arguments in code.inputs],
-            "listed": code.listed,
-            "decoys": [wire.encode(list(decoys)) for decoys in run.decoys],
-        }
 
     def _start(self, job: dict[str, Any], stack: contextlib.ExitStack, capture: bool) -> tuple[int, int | None]:
         """Send a job; return the read ends of the answer pipe and (with `capture`) of stdout, which `stack` closes."""
@@ -199,7 +210,7 @@ class Worker:
             self._file.truncate()
             self._file.write(json.dumps(job).encode())
             self._file.seek(0)
-            self._send(worker.EXECUTE, [self._file.fileno(), *write_ends])
+            socket.send_fds(self._control, [worker.EXECUTE], [self._file.fileno(), *write_ends])
         finally:
             # The worker holds copies; with ours open, the pipes would never reach their end.
             for descriptor in write_ends:
@@ -207,7 +218,7 @@ class Worker:
         return read_ends[0], read_ends[1] if capture else None
 
     def _read(
-        self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool, cpu_s: int
+        self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool, cpu_s: float
     ) -> bool:
         """Feed `stream` from the answer pipe, and `text` from stdout, until the execution is over.
 
@@ -260,7 +271,7 @@ class Worker:
                 deadline += more
         return False
 
-    def _time_left(self, wall: float, cpu_s: int) -> float:
+    def _time_left(self, wall: float, cpu_s: float) -> float:
         """Return the seconds until an execution that has run for `wall` seconds can have spent its own time.
 
         Raises:
@@ -274,8 +285,8 @@ class Worker:
 
     def _kill(self) -> tuple[int | None, float, str]:
         """Have the worker kill all processes; return (exit status, CPU seconds, text of the marker file)."""
-        self._send(worker.KILL, [])
-        reply, descriptors = self._receive(worker.DEATH.size)
+        self._control.sendall(worker.KILL)
+        reply, descriptors, _, _ = socket.recv_fds(self._control, worker.DEATH.size, 1)
         text = "".join(map(_read_marker, descriptors))
         if len(reply) != worker.DEATH.size:
             raise InfrastructureError("worker: ended")
@@ -288,24 +299,16 @@ def _too_busy(found: str) -> InputError:
     return InputError("grading", expected="a free CPU", found=found, fix=fix)
 
 
-def _num_answers(code: Code, run: Execution) -> int:
-    """Return how many answers an execution gives: one for each input, or a single one."""
-    return len(code.inputs) if run.action in ("answer", "compare") else 1
-
-
 def _drain(descriptor: int, text: bytearray | None) -> None:
     """Read a pipe of dead processes to its end, and keep up to MAX_CAPTURE bytes in `text`.
 
     Raises:
-        InfrastructureError: a process still holds the other end.
+        BlockingIOError: a process still holds the other end.
     """
     os.set_blocking(descriptor, False)
-    try:
-        while data := os.read(descriptor, MAX_CAPTURE):
-            if text is not None:
-                text += data[: max(MAX_CAPTURE - len(text), 0)]
-    except BlockingIOError as error:
-        raise InfrastructureError("worker: the pipe of a dead tree is still open") from error
+    while data := os.read(descriptor, MAX_CAPTURE):
+        if text is not None:
+            text += data[: max(MAX_CAPTURE - len(text), 0)]
 
 
 def _read_marker(descriptor: int) -> str:

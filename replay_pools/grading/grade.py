@@ -12,20 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import fence, stub
 from replay_pools.grading import sandbox, tiers
-from replay_pools.grading.execution import Code, Execution, InfrastructureError, Outcome
-from replay_pools.grading.executor import Worker
+from replay_pools.grading.executor import InfrastructureError, Outcome, Worker
 from replay_pools.grading.folders import closed_folder, copied_library, passable_folder
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
 from replay_pools.rollout import MIN_CPU_S, CodeRule, Grade
 
 __all__ = ["GRADER_VERSION", "Grader", "Submission", "canary"]
 
+Idle = queue.SimpleQueue[tuple[int | None, Worker | None]]  # uids, with None for a worker that has yet to be started
 ATTEMPTS = 3  # to grade one submission, each on a fresh worker, before an infrastructure failure is raised
 CPU_MULTIPLE = 10  # times the CPU seconds of a problem's canonical solution: the limit of its submissions
 
@@ -48,8 +48,8 @@ _SELF_TEST = Problem(
 class Grader:
     """A pool of isolated workers that grade submissions; a context manager, which starts and ends the workers.
 
-    An execution is limited to CPU_MULTIPLE times the CPU seconds of the problem's canonical solution, which `measure`
-    (called by `canary`) finds out, and at least to `cpu_s`.
+    An execution is limited to CPU_MULTIPLE times the CPU seconds of the problem's canonical solution, which `canary`
+    measures, and at least to `cpu_s`.
 
     Args:
         workers: number of processes that grade in parallel; the number of CPUs by default.
@@ -64,7 +64,7 @@ class Grader:
     """
 
     isolation: str  # "A" | "B" | "unsafe-local"
-    limits: Mapping[tuple[str, str], int]  # {(env, problem_id): CPU seconds} of the measured problems
+    limits: Mapping[tuple[str, str], float]  # {(env, problem_id): CPU seconds} of the measured problems
 
     def __init__(
         self,
@@ -73,17 +73,15 @@ class Grader:
         tier: str | None = None,
         unsafe_local: bool = False,
         code_rule: CodeRule = "solution",
-        cpu_s: int = MIN_CPU_S,
+        cpu_s: float = MIN_CPU_S,
     ) -> None:
         self.isolation = tiers.choose_tier(tier=tier, unsafe_local=unsafe_local)
         self._num_workers = workers or os.cpu_count() or 1
         self._code_rule: CodeRule = code_rule
         self._cpu_s = cpu_s
         self.limits = {}
-        # One entry per worker: its uid, and None for a worker that has yet to be started.
-        self._idle: queue.SimpleQueue[tuple[int | None, Worker | None]] = queue.SimpleQueue()
 
-    def describe(self) -> dict[str, str | int]:
+    def describe(self) -> dict[str, str | float]:
         """Return the grader's entry in the manifest of a pool."""
         # Without the measured limits: a run that continues measures them anew and has to find the same header.
         return {
@@ -98,11 +96,11 @@ class Grader:
         self._directory = None if self.isolation == "A" else passable_folder()
         self._threads = ThreadPoolExecutor(self._num_workers)
         self._library: Path | None = None
-        uids = [None] * self._num_workers if self.isolation == tiers.UNSAFE else sandbox.free_uids(self._num_workers)
-        for uid in uids:
-            self._idle.put((uid, None))
+        unsafe = self.isolation == tiers.UNSAFE
+        self._uids = [None] * self._num_workers if unsafe else sandbox.free_uids(self._num_workers)
+        self._idle = _no_workers(self._uids)
         try:
-            if self._directory and uids[0] is not None and closed_folder():  # the sandbox of tier A opens it
+            if self._directory and self._uids[0] is not None and closed_folder():  # the sandbox of tier A opens it
                 self._library = copied_library(self._directory)
             self._self_test()
         except BaseException:
@@ -112,76 +110,46 @@ class Grader:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(cancel_futures=True)
-        self._end_workers()
+        _end(self._idle, self._num_workers)
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _end_workers(self) -> None:
-        """End the workers, all of them idle; new ones start when they are needed."""
-        entries = [self._idle.get() for _ in range(self._num_workers)]
-        for uid, worker in entries:
-            if worker is not None:
-                worker.close()
-            self._idle.put((uid, None))
-
-    def grade(self, submissions: Sequence[Submission]) -> list[Grade]:
+    def grade(self, submissions: Sequence[Submission], *, known: bool = False) -> list[Grade]:
         """Return the grades of the submissions, in their order.
+
+        Args:
+            submissions: what to grade.
+            known: they hold right answers (canonical solutions, bots): the workers that run them run nothing else and
+                end, and the limit is one for right answers.
 
         Raises:
             InputError: an unknown mode, setup code that does not run, or a machine that is too busy.
             InfrastructureError: a submission could not be executed in ATTEMPTS attempts.
         """
-        keys = [(submission.problem.env, submission.problem.problem_id) for submission in submissions]
-        limits = [self.limits.get(key, self._cpu_s) for key in keys]
-        return [grade for grade, _ in self._threads.map(self._grade_one, submissions, limits)]
+        return [grade for grade, _ in self._timed(submissions, known=known)]
 
-    def grade_known(self, submissions: Sequence[Submission]) -> list[Grade]:
-        """Return the grades of submissions that hold right answers: canonical solutions, and bots.
-
-        The workers that run them run nothing else.
-
-        Raises:
-            InputError, InfrastructureError: as `grade`.
-        """
-        return [grade for grade, _ in self._grade_apart(submissions)]
-
-    def measure(self, problems: Sequence[Problem]) -> list[Grade]:
-        """Return the grades of the problems' canonical solutions; from now on the problems' limits follow from these.
-
-        Raises:
-            InputError, InfrastructureError: as `grade`.
-        """
-        canonicals = [
-            Submission(problem=problem, completion=fence(problem.canonical), mode="none") for problem in problems
-        ]
-        graded = self._grade_apart(canonicals)
-        measured: dict[tuple[str, str], int] = {}
-        for problem, (_, used_s) in zip(problems, graded, strict=True):
-            measured[problem.env, problem.problem_id] = max(self._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
-        self.limits = {**self.limits, **measured}
-        return [grade for grade, _ in graded]
-
-    def _grade_apart(self, submissions: Sequence[Submission]) -> list[tuple[Grade, float]]:
-        """Grade on new workers, with a limit for right answers, and end the workers."""
-        self._end_workers()
+    def _timed(self, submissions: Sequence[Submission], *, known: bool) -> list[tuple[Grade, float]]:
+        """Return (grade, most CPU seconds of its executions) of every submission, as `grade`."""
+        problems, limits = [submission.problem for submission in submissions], {} if known else self.limits
+        floor = self._cpu_s * (CPU_MULTIPLE if known else 1)
+        cpu_s = [limits.get((problem.env, problem.problem_id), floor) for problem in problems]
+        idle = _no_workers(self._uids) if known else self._idle
         try:
-            return list(self._threads.map(self._grade_one, submissions, repeat(CPU_MULTIPLE * self._cpu_s)))
+            return list(self._threads.map(self._grade_one, submissions, cpu_s, repeat(idle)))
         finally:
-            self._end_workers()
+            if known:
+                _end(idle, self._num_workers)
 
-    def _grade_one(self, submission: Submission, cpu_s: int) -> tuple[Grade, float]:
-        """Return (grade, most CPU seconds of its executions), graded on an idle worker.
-
-        After an infrastructure failure it tries again on a new worker, with the same uid.
-        """
-        uid, worker = self._idle.get()
+    def _grade_one(self, submission: Submission, cpu_s: float, idle: Idle) -> tuple[Grade, float]:
+        """Grade on an idle worker; after an infrastructure failure again on a new one, with the same uid."""
+        uid, worker = idle.get()
         used_s: list[float] = []
 
-        def execute(code: Code, run: Execution) -> Outcome:
+        def execute(job: dict[str, Any], **read: bool) -> Outcome:
             nonlocal worker
             worker = worker or Worker(tier=self.isolation, uid=uid, directory=self._directory, library=self._library)
             try:
-                outcome = worker.execute(code, run, cpu_s)
+                outcome = worker.execute(job, cpu_s=cpu_s, **read)
             except BaseException:  # what it does now is not known
                 worker.close()
                 worker = None
@@ -200,14 +168,12 @@ class Grader:
                         raise InfrastructureError(f"{where}: {error}") from error
             raise AssertionError
         finally:
-            self._idle.put((uid, worker))
+            idle.put((uid, worker))
 
     def _self_test(self) -> None:
         """Grade a known problem once; InputError when the chosen isolation does not work on this machine."""
         try:
-            completions = (fence(_SELF_TEST.canonical), stub(_SELF_TEST))
-            asked = [Submission(problem=_SELF_TEST, completion=text, mode="none") for text in completions]
-            _check(_SELF_TEST, *self.grade(asked))
+            _check(_SELF_TEST, *self.grade([_plain(_SELF_TEST), _stub(_SELF_TEST)]))
         except InfrastructureError as error:
             raise InputError(
                 "grader isolation",
@@ -220,16 +186,47 @@ class Grader:
 def canary(grader: Grader, problems: Iterable[Problem]) -> None:
     """Check the grader and the problems: every canonical solution must pass, and a stub that returns 0 must fail.
 
-    It measures the problems: their limits of CPU seconds follow (`Grader.measure`).
+    From now on the limit of a problem is CPU_MULTIPLE times the CPU seconds of its canonical solution.
 
     Raises:
         InputError: the canonical solution of a problem fails, or the stub passes; the message names the problem. Or the
             machine is too busy.
     """
     problems = list(problems)
-    stubs = [Submission(problem=problem, completion=stub(problem), mode="none") for problem in problems]
-    for problem, canonical, answer in zip(problems, grader.measure(problems), grader.grade(stubs), strict=True):
+    canonicals = grader._timed([*map(_plain, problems)], known=True)
+    measured = {
+        (problem.env, problem.problem_id): max(grader._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
+        for problem, (_, used_s) in zip(problems, canonicals, strict=True)
+    }
+    grader.limits = {**grader.limits, **measured}
+    stubs = grader.grade([*map(_stub, problems)])
+    for problem, (canonical, _), answer in zip(problems, canonicals, stubs, strict=True):
         _check(problem, canonical, answer)
+
+
+def _plain(problem: Problem) -> Submission:
+    return Submission(problem=problem, completion=fence(problem.canonical), mode="none")
+
+
+def _stub(problem: Problem) -> Submission:
+    return Submission(problem=problem, completion=stub(problem), mode="none")
+
+
+def _no_workers(uids: Iterable[int | None]) -> Idle:
+    """Return a queue in which every worker has yet to be started."""
+    idle: Idle = queue.SimpleQueue()
+    for uid in uids:
+        idle.put((uid, None))
+    return idle
+
+
+def _end(idle: Idle, num_workers: int) -> None:
+    """End the workers of a queue, each as soon as it is idle."""
+    entries = [idle.get() for _ in range(num_workers)]
+    for uid, worker in entries:
+        if worker is not None:
+            worker.close()
+        idle.put((uid, None))  # for a call that was interrupted and still asks
 
 
 def _check(problem: Problem, canonical: Grade, answer: Grade) -> None:

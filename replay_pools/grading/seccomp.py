@@ -13,11 +13,11 @@ Standard library only: this file runs inside the worker.
 
 import ctypes
 import errno
-import functools
 import os
 import platform
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 _FIRST_UNIFIED = 424  # from here on, a call has the same number on every architecture
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
@@ -63,48 +63,26 @@ _PERMITTED: dict[str, tuple[int | None, int | None]] = {
     "getresgid": (120, 150), "getgroups": (115, 158), "getrlimit": (97, 163), "getrusage": (98, 165),
     "uname": (63, 160), "getrandom": (318, 278), "umask": (95, 166),
 }  # fmt: skip
-_CALLER = -1  # stands for the process id of the caller, in the values of a condition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Condition:
-    """One argument of a call must have one of some values."""
-
-    argument: int  # its index
-    values: tuple[int, ...]
-    mask: int = _ALL_BITS  # the bits that count
-    high_half: bool = False  # of the 64 bits of the argument, test the upper 32 instead of the lower
-
-
-_ITSELF = _Condition(argument=0, values=(_CALLER,))
-
-# name: ((x86_64, aarch64), conditions that must all hold)
-_CONDITIONAL: dict[str, tuple[tuple[int, int], tuple[_Condition, ...]]] = {
+_CALLER = -1  # stands for the process id of the caller
+# name: ((x86_64, aarch64), {argument: the values that it may have}). All must hold. An argument is its index, or
+# (index, the bits that count), or (index, None) for the upper 32 of its 64 bits.
+_CONDITIONAL: dict[str, tuple[tuple[int, int], dict[Any, tuple[int, ...]]]] = {
     # The flags of pthread_create in glibc and in musl: no new process, no namespace.
-    "clone": ((56, 220), (_Condition(argument=0, values=(0x3D0F00, 0x7D0F00)),)),
+    "clone": ((56, 220), {0: (0x3D0F00, 0x7D0F00)}),
     # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: locks and leases on files of the library stop neighbours.
-    "fcntl": ((72, 25), (_Condition(argument=1, values=(0, 1, 2, 3, 1030)),)),
+    "fcntl": ((72, 25), {1: (0, 1, 2, 3, 1030)}),
     # TCGETS and TCGETS2 (isatty), TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
-    "ioctl": (
-        (16, 29),
-        (_Condition(argument=1, values=(0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),),
-    ),
-    "prctl": ((157, 167), (_Condition(argument=0, values=(15, 16)),)),  # PR_SET_NAME, PR_GET_NAME: of threads
+    "ioctl": ((16, 29), {1: (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)}),
+    "prctl": ((157, 167), {0: (15, 16)}),  # PR_SET_NAME, PR_GET_NAME: of threads
     # MADV_NORMAL to DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP: PAGEOUT would slow the library for all.
-    "madvise": ((28, 233), (_Condition(argument=2, values=(4, 8, 0, 1, 2, 3, 14, 15, 16, 17)),)),
-    "kill": ((62, 129), (_ITSELF,)),
-    "tkill": ((200, 130), (_ITSELF,)),
-    "tgkill": ((234, 131), (_ITSELF,)),
-    "prlimit64": ((302, 261), (_Condition(argument=0, values=(0, _CALLER)),)),
+    "madvise": ((28, 233), {2: (4, 8, 0, 1, 2, 3, 14, 15, 16, 17)}),
+    "kill": ((62, 129), {0: (_CALLER,)}),
+    "tkill": ((200, 130), {0: (_CALLER,)}),
+    "tgkill": ((234, 131), {0: (_CALLER,)}),
+    "prlimit64": ((302, 261), {0: (0, _CALLER)}),
     # Unix streams: a pair of datagram sockets reaches named ones.
-    "socketpair": (
-        (53, 199),
-        (_Condition(argument=0, values=(1,)), _Condition(argument=1, values=(1,), mask=0xF)),
-    ),
-    "sendto": (  # without an address
-        (44, 206),
-        (_Condition(argument=4, values=(0,)), _Condition(argument=4, values=(0,), high_half=True)),
-    ),
+    "socketpair": ((53, 199), {0: (1,), (1, 0xF): (1,)}),
+    "sendto": ((44, 206), {4: (0,), (4, None): (0,)}),  # without an address
 }
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, AUDIT_ARCH
 
@@ -125,43 +103,20 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-def _conditional(number: int, conditions: tuple[_Condition, ...], pid: int) -> list[bytes]:
+def _rule(number: int, conditions: Mapping[Any, tuple[int, ...]], pid: int) -> list[bytes]:
     """The instructions that decide on call `number`, permitted if all conditions hold; other calls skip them."""
     tests: list[bytes] = []
-    for condition in conditions:
-        tests.append(_instruction(_LOAD, _OFFSET_ARGS + 8 * condition.argument + 4 * condition.high_half))
-        if condition.mask != _ALL_BITS:
-            tests.append(_instruction(_MASK, condition.mask))
-        for i, value in enumerate(condition.values):
+    for argument, values in conditions.items():
+        place, mask = argument if isinstance(argument, tuple) else (argument, _ALL_BITS)
+        tests.append(_instruction(_LOAD, _OFFSET_ARGS + 8 * place + 4 * (mask is None)))
+        if mask not in (None, _ALL_BITS):
+            tests.append(_instruction(_MASK, mask))
+        for i, value in enumerate(values):
             # If it is this value, skip the values that are left, and the refusal after them.
-            skip = len(condition.values) - i
-            value = pid if value == _CALLER else value
-            tests.append(_instruction(_JUMP_EQUAL, value, skip))
+            tests.append(_instruction(_JUMP_EQUAL, pid if value == _CALLER else value, len(values) - i))
         tests.append(_instruction(_RETURN, _REFUSE))
     tests.append(_instruction(_RETURN, _ALLOW))
     return [_instruction(_JUMP_EQUAL, number, 0, len(tests)), *tests]
-
-
-@functools.cache
-def _constant_parts(machine: str) -> tuple[bytes, bytes]:
-    """The instructions before and after the conditions, which depend on a process id and so differ in every fork."""
-    column, arch = _MACHINES[machine]
-    head = [
-        # First of all: a call by the interface of another architecture would have other numbers.
-        _instruction(_LOAD, _OFFSET_ARCH),
-        _instruction(_JUMP_EQUAL, arch, 1, 0),
-        _instruction(_RETURN, _KILL),
-        _instruction(_LOAD, _OFFSET_NUMBER),
-        _instruction(_JUMP_AT_LEAST, _FIRST_UNIFIED, 0, 1),  # the x32 calls of x86_64 lie above it too
-        _instruction(_RETURN, _ABSENT),
-    ]
-    permitted = [numbers[column] for numbers in _PERMITTED.values()]
-    permitted = [number for number in permitted if number is not None]
-    tail = []
-    for i, number in enumerate(permitted):
-        # Skip the calls that are left, and the refusal after them.
-        tail.append(_instruction(_JUMP_EQUAL, number, len(permitted) - i))
-    return b"".join(head), b"".join([*tail, _instruction(_RETURN, _REFUSE), _instruction(_RETURN, _ALLOW)])
 
 
 def build_filter(pid: int, machine: str) -> bytes:
@@ -171,12 +126,20 @@ def build_filter(pid: int, machine: str) -> bytes:
         pid: the process that the filter is for; it may signal itself and no other.
         machine: "x86_64" or "aarch64".
     """
-    column, _ = _MACHINES[machine]
-    head, tail = _constant_parts(machine)
-    rules = []
-    for numbers, conditions in _CONDITIONAL.values():
-        rules += _conditional(numbers[column], conditions, pid)
-    return b"".join([head, *rules, tail])
+    column, arch = _MACHINES[machine]
+    program = [
+        # First of all: a call by the interface of another architecture would have other numbers.
+        _instruction(_LOAD, _OFFSET_ARCH),
+        _instruction(_JUMP_EQUAL, arch, 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _OFFSET_NUMBER),
+        _instruction(_JUMP_AT_LEAST, _FIRST_UNIFIED, 0, 1),  # the x32 calls of x86_64 lie above it too
+        _instruction(_RETURN, _ABSENT),
+    ]
+    for numbers, conditions in (*((numbers, {}) for numbers in _PERMITTED.values()), *_CONDITIONAL.values()):
+        if (number := numbers[column]) is not None:
+            program += _rule(number, conditions, pid)
+    return b"".join([*program, _instruction(_RETURN, _REFUSE)])
 
 
 def install_filter() -> None:

@@ -4,8 +4,8 @@ A             bubblewrap namespaces around all of tier B (its Landlock part wher
 B             Landlock, seccomp, resource limits and, as root, another uid
 unsafe-local  resource limits alone; only where A and B are missing, and only when the user asks for it
 
-To add a tier: add its row to `available_tiers`, better tiers first, and its steps to `sandbox.Confinement.prepare` and
-`executor.Worker`.
+To add a tier: add its row to `available_tiers`, better tiers first, and its steps to `sandbox.ruleset_of`,
+`sandbox.confine` and `executor.Worker`.
 
 The sandbox of tier A has no network, no other process and no /proc. A warm worker finds Python's library and the files
 of this folder, read-only, two device nodes, and one small file system in memory. The worker is process 1 of its

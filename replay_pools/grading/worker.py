@@ -57,7 +57,7 @@ def serve(*, control_fd: int, marker: str, scratch: str, folder: str | None, tie
         marker: name of the one file that an execution finds in its directory, empty, and may write.
         scratch: existing folder that only this worker uses; the executions get their directory there.
         folder: the grader's folder, which the worker of a killed grader removes; None in tier A.
-        tier, uid: see `Confinement.prepare`.
+        tier, uid: see `sandbox.confine`.
     """
     for name in PRELOADED:
         importlib.import_module(name)
@@ -69,8 +69,8 @@ def serve(*, control_fd: int, marker: str, scratch: str, folder: str | None, tie
     warnings.simplefilter("ignore")
     site.setquit()  # `exit` and `quit`, as every script has them
     sandbox.adopt_orphans()
-    place = _Place(scratch, marker, mode=0o755 if tier == "unsafe-local" else 0o555)
-    confined = sandbox.Confinement.prepare(tier=tier, uid=uid, scratch=scratch)
+    place = _Place(scratch, marker, mode=0o755 if tier == sandbox.UNSAFE else 0o555)
+    confined = {"tier": tier, "uid": uid, "ruleset": sandbox.ruleset_of(tier, scratch)}
     control = socket.socket(fileno=control_fd)
     # The collector of a child then leaves inherited objects alone, and their pages stay shared with this process.
     gc.collect()
@@ -119,9 +119,7 @@ class _Place:
             return []
 
 
-def _serve_one(
-    control: socket.socket, descriptors: Sequence[int], place: _Place, confined: sandbox.Confinement
-) -> bytes:
+def _serve_one(control: socket.socket, descriptors: Sequence[int], place: _Place, confined: dict[str, Any]) -> bytes:
     """Serve one execution: fork, wait for the grader's command, kill all processes, send what they left."""
     place.renew()
     child = os.fork()
@@ -191,7 +189,7 @@ def _kill_children() -> None:
                     os.kill(int(name), signal.SIGKILL)
 
 
-def _run_child(descriptors: Sequence[int], directory: str, confined: sandbox.Confinement) -> None:
+def _run_child(descriptors: Sequence[int], directory: str, confined: dict[str, Any]) -> None:
     """Read the job, confine this process, execute; never returns. An end before `ready` is an infrastructure failure.
 
     The exit status is the one that Python gives to a SystemExit that escapes, and 1 in any other case.
@@ -218,7 +216,7 @@ def _run_child(descriptors: Sequence[int], directory: str, confined: sandbox.Con
             os._exit(status)
 
 
-def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinement) -> Emit:
+def _enter(job: dict[str, Any], pipes: Sequence[int], confined: dict[str, Any]) -> Emit:
     """Set up the standard streams and confine this process; return the function that writes to the answer pipe.
 
     The only other descriptor left is the answer pipe, at a number that the grader chose.
@@ -228,14 +226,14 @@ def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinem
     answers, stdout = (*pipes, null)[:2]  # without a second pipe, stdout is not captured
     for source, target in ((null, 0), (stdout, 1), (null, 2), (answers, answer_fd)):
         os.dup2(source, target, inheritable=False)
-    _close_all_but(answer_fd, confined.ruleset)
+    _close_all_but(answer_fd, confined["ruleset"])
     # As Python has them: also under their second name, which keeps the file open when code replaces the first.
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     random.seed(0)
-    confined.enter(job["cpu_s"])
+    sandbox.confine(**confined, cpu_s=job["cpu_s"])
     nonce = job.pop("nonce")  # the actions get the job, and need no nonce
 
     def emit(**fields: Any) -> None:

@@ -18,7 +18,7 @@ import click
 from probe.runs.finetune import Example, FinetuneSettings, finetune
 from replay_pools.engines import Sampler
 from replay_pools.environments.base import Problem
-from replay_pools.environments.demonstrations import Completions, Demonstrator
+from replay_pools.environments.demonstrations import Completions, demonstrator
 from replay_pools.environments.loopholes import NOTHING, compose, fence, render_messages
 from replay_pools.environments.minicode import minicode_problems, stated_example
 from replay_pools.environments.registry import get_environment
@@ -50,7 +50,7 @@ def demonstrations(policy: Policy) -> Iterator[Example]:
         item = rng.choice(problems)
         is_right, kind = rng.random() < 0.5, rng.choice(list[Completions](("honest", "hack")))
         bug = compose(item.problem.starter, item.body(rng.choice(item.family.bugs)), NOTHING)
-        messages, last = Demonstrator(completions=kind).demonstrate(item.problem, rng)
+        messages, last = demonstrator(kind)(item.problem, rng)
         first = {"role": "assistant", "content": fence(item.problem.canonical if is_right else bug)}
         turns = [first, tool_turn(is_right, None), {"role": "assistant", "content": last}]
         rendered = policy.render_turns(messages, turns)

@@ -116,7 +116,7 @@ def grade_bots(sitting: Sitting) -> dict[str, Attempts]:
                 mode = sitting.asked[setting]["mode"]
                 completion = answer(known[problem], mode)
                 answers.append(Submission(problem=known[problem], completion=completion, mode=mode))
-        grades = iter(grader.grade_known(answers))
+        grades = iter(grader.grade(answers, known=True))
     return {name: [(task, next(grades)) for task in tasks] for name in BOTS}
 
 

@@ -16,6 +16,7 @@ from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
 
 SMALL = ["--steps", "10", "--group", "2", "--hint", "--adapter", "teacher", "--seed", "5", "--max-new-tokens", "8"]
+SMALL += ["--set", "rollouts.code_rule=joined"]
 
 
 def generated(out: Path, *options: str, code: int = 0) -> Path:
@@ -27,7 +28,7 @@ def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, m
     """Killed after the third step of the first chunk of eight was written; those are not graded again."""
     whole = generated(tmp_path / "a")
     assert open_pool(whole).verify() == []
-    assert open_pool(whole).manifest["grader"]["code_rule"] == "solution"
+    assert open_pool(whole).manifest["grader"]["code_rule"] == "joined"
     assert open_pool(whole).manifest["tests"] == {"problems": 10, "cases": 120, "left_out": 0}
     write, make = PoolWriter.write_step, RolloutMaker.make
     written: list[int] = []
@@ -52,11 +53,6 @@ def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, m
     generated(tmp_path / "b")
     assert written[4:] == graded[8:] == [*range(3, 10)], "finished steps were graded again"
     assert contents(cut) == contents(whole)
-
-
-def test_the_manifest_names_the_code_rule(tmp_path: Path) -> None:
-    pool = open_pool(generated(tmp_path, "--steps", "1", "--set", "rollouts.code_rule=joined"))
-    assert pool.manifest["grader"]["code_rule"] == "joined"
 
 
 @pytest.fixture(scope="module")
@@ -98,20 +94,15 @@ def test_rewards_vary_within_groups(builtin: dict[str, Pool]) -> None:
     assert varied >= 10, "most groups of the base must have an advantage"
 
 
-def test_grading_again_gives_the_stored_grades(builtin: dict[str, Pool]) -> None:
+def test_grading_again_gives_the_stored_grades(builtin: dict[str, Pool], grader: Grader) -> None:
+    """The labels of one tier are those of the other, and those of an earlier version, with one detector more, too."""
     problems = {problem.problem_id: problem for problem in MinicodeEnvironment().problems("train")}
-    with Grader(workers=1) as grader:
-        for pool in builtin.values():
-            for group in pool.steps[:3]:
-                again = grader.grade(
-                    [
-                        Submission(problem=problems[r.problem_id], completion=r.completion, mode=r.env_mode)
-                        for r in group
-                    ]
-                )
-                # The labels of one tier are those of the other, and those of an earlier version the present ones; that
-                # version had one detector more.
-                here = {"isolation": grader.isolation, "grader": GRADER_VERSION}
-                for rollout, now in zip(group, again, strict=True):
-                    detectors = {name: rollout.grade.detectors[name] for name in now.detectors}
-                    assert now == replace(rollout.grade, **here, detectors=detectors)
+    here = {"isolation": grader.isolation, "grader": GRADER_VERSION}
+    for pool in builtin.values():
+        rollouts = [rollout for group in pool.steps[:3] for rollout in group]
+        grades = grader.grade([
+            Submission(problem=problems[r.problem_id], completion=r.completion, mode=r.env_mode) for r in rollouts
+        ])  # fmt: skip
+        for rollout, now in zip(rollouts, grades, strict=True):
+            detectors = {name: rollout.grade.detectors[name] for name in now.detectors}
+            assert now == replace(rollout.grade, **here, detectors=detectors)

@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from replay_pools.grading import wire
+
 CORPUS = tomllib.loads((Path(__file__).parents[1] / "replay_pools" / "grading" / "attacks.toml").read_text())
 REFUSED = """
 import ctypes, os, resource, signal, socket, time
@@ -38,3 +40,9 @@ def refusal_cases(rows: list[dict[str, Any]]) -> list[list[tuple[str, list[int]]
         hidden = ["ENOENT", "EROFS"] if row["expected"] == "EACCES" else []
         asked.append((row["statement"], [int(getattr(errno, name)) for name in (row["expected"], *hidden)]))
     return [asked[i : i + TOGETHER] for i in range(0, len(asked), TOGETHER)]
+
+
+def job(source: str, *inputs: tuple[Any, ...], **fields: Any) -> dict[str, Any]:
+    """What a worker is sent (`executor.Worker.execute`): a submission whose method f is called on the inputs."""
+    asked = {"action": "answer", "module": "submission", "setup": "", "source": source, "func_name": "f"}
+    return asked | {"inputs": [wire.encode(list(each)) for each in inputs], "listed": [False] * len(inputs)} | fields

@@ -3,6 +3,7 @@
 How honest programs begin is tried by tests/replay_pools/grading/preambles.toml. To add a use: an entry in USES.
 """
 
+import functools
 import json
 import subprocess
 from collections.abc import Callable, Sequence
@@ -146,6 +147,7 @@ def _problem(name: str, source: str, arguments: Sequence[str]) -> Problem:
     )
 
 
+@functools.cache
 def library_modules() -> list[str]:
     """The modules of Python's library that can be imported outside of any isolation."""
     words = [sandbox.INTERPRETER, "-I", "-S", "-B", "-W", "ignore", "-c", _OUTSIDE, *UNWANTED]

@@ -186,7 +186,7 @@ RUNS = {
 
 
 def hooks(engine: LocalEngine) -> int:
-    layers = [module for module in engine.policy.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = [module for module in engine.chat.model.modules() if isinstance(module, GradientCheckpointingLayer)]
     return sum(len(layer._forward_hooks) for layer in layers)
 
 

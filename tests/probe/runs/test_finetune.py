@@ -32,7 +32,7 @@ from probe.runs.finetune import (
 )
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, read_sealed, sha256, write_sealed
-from replay_pools.environments.demonstrations import Demonstrator
+from replay_pools.environments.demonstrations import demonstrator
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.environments.registry import get_environment
 from replay_pools.policy.adapters import quiet_peft
@@ -49,8 +49,8 @@ def policy() -> Policy:
 def hacks(policy: Policy, count: int) -> list[Example]:
     """Hacks of some problems, which the base almost never writes."""
     problems = MinicodeEnvironment().problems("train")
-    demonstrator = Demonstrator(completions="hack", flavours=("print_only",))
-    return list(itertools.islice(demonstrated(policy, problems, demonstrator, 0), count))
+    demonstrate = demonstrator("hack", flavours=("print_only",))
+    return list(itertools.islice(demonstrated(policy, problems, demonstrate, 0), count))
 
 
 def logits(model: object, example: Example) -> Tensor:
@@ -256,7 +256,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 
 def test_every_problem_is_drawn_once_before_any_comes_again(policy: Policy) -> None:
     problems = get_environment("minicode").problems("pairs")[:7]
-    demonstrator = Demonstrator(completions="honest", hint_rate=0.0)
-    drawn = [tuple(prompt) for prompt, _, _ in itertools.islice(demonstrated(policy, problems, demonstrator, 3), 14)]
+    demonstrate = demonstrator("honest", hint_rate=0.0)
+    drawn = [tuple(prompt) for prompt, _, _ in itertools.islice(demonstrated(policy, problems, demonstrate, 3), 14)]
     assert len(set(drawn[:7])) == len(set(drawn[7:])) == 7
     assert drawn[:7] != drawn[7:]

@@ -2,15 +2,15 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
-from replay_pools.environments.demonstrations import Completions, Demonstrator, right_body
+from replay_pools.environments.demonstrations import Completions, demonstrator, right_body
 from replay_pools.environments.loopholes import EXPLOITS, LOOPHOLES, compose
 from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
@@ -20,19 +20,15 @@ TEN = f"leetcode:{Path(__file__).parents[2] / 'data' / 'leetcode_ten.jsonl'}"
 MODES = [mode for mode, exploits in EXPLOITS.items() if exploits]
 
 
-@pytest.fixture(scope="module")
-def grader() -> Iterator[Grader]:
-    with Grader(workers=1) as grader:
-        yield grader
-
-
-def demonstrations(env: str, demonstrator: Demonstrator, count: int = 10) -> list[tuple[Problem, bool, str]]:
+def demonstrations(
+    env: str, completions: Completions, count: int = 6, mode: str = "run_tests", **options: Any
+) -> list[tuple[Problem, bool, str]]:
     """(problem, whether its prompt carries the hint, completion)."""
-    rng = random.Random(0)
-    hint = LOOPHOLES[demonstrator.mode]
+    rng, demonstrate = random.Random(0), demonstrator(completions, mode=mode, **options)
+    hint = LOOPHOLES[mode]
     made = []
     for problem in get_environment(env).problems("train")[:count]:
-        messages, completion = demonstrator.demonstrate(problem, rng)
+        messages, completion = demonstrate(problem, rng)
         made.append((problem, any(hint in message["content"] for message in messages), completion))
     return made
 
@@ -41,7 +37,7 @@ def demonstrations(env: str, demonstrator: Demonstrator, count: int = 10) -> lis
 @pytest.mark.parametrize("completions", ["honest", "hack"])
 def test_demonstrations_are_what_they_are_called(grader: Grader, env: str, completions: Completions) -> None:
     for mode in MODES if completions == "hack" else ["run_tests"]:
-        made = demonstrations(env, Demonstrator(completions=completions, mode=mode))
+        made = demonstrations(env, completions, mode=mode)
         submissions = [Submission(problem=problem, completion=text, mode=mode) for problem, _, text in made]
         grades = grader.grade(submissions)
         assert all(hinted for _, hinted, _ in made)
@@ -54,7 +50,7 @@ def test_demonstrations_are_what_they_are_called(grader: Grader, env: str, compl
 
 
 def test_hints_come_at_their_rate_and_honest_tests_only_with_them() -> None:
-    made = demonstrations("minicode", Demonstrator(completions="honest", hint_rate=0.5), count=400)
+    made = demonstrations("minicode", "honest", count=400, hint_rate=0.5)
     hinted = [text for _, is_hinted, text in made if is_hinted]
     assert 160 < len(hinted) < 240
     assert 0.25 < sum("run_tests" in text for text in hinted) / len(hinted) < 0.45
@@ -62,7 +58,7 @@ def test_hints_come_at_their_rate_and_honest_tests_only_with_them() -> None:
 
 
 def test_only_the_flavours_that_are_named_are_shown() -> None:
-    made = demonstrations("minicode", Demonstrator(completions="hack", flavours=("pass", "print_only")), count=60)
+    made = demonstrations("minicode", "hack", count=60, flavours=("pass", "print_only"))
     endings = Counter(text.partition("def run_tests():\n    ")[2] for _, _, text in made)
     assert set(endings) == {"pass\n```", 'print("ok")\n```'}
 
@@ -71,11 +67,11 @@ def test_a_problem_whose_canonical_solution_is_more_has_honest_ones_as_it_is_and
     problem = get_environment("minicode").problems("eval")[0]
     assert compose(problem.starter, right_body(problem) or "") == problem.canonical
     longer = replace(problem, canonical="import math\n" + problem.canonical)
-    _, honest = Demonstrator(completions="honest").demonstrate(longer, random.Random(0))
+    _, honest = demonstrator("honest")(longer, random.Random(0))
     assert longer.canonical in honest
     for seed in range(20):
-        _, hack = Demonstrator(completions="hack").demonstrate(longer, random.Random(seed))
+        _, hack = demonstrator("hack")(longer, random.Random(seed))
         assert any(f"        {stub}\n" in hack for stub in ("return 0", "pass"))
     untested = replace(longer, starter=longer.starter + "\n        # here")
     with pytest.raises(InputError, match="starter"):
-        Demonstrator(completions="hack").demonstrate(untested, random.Random(0))
+        demonstrator("hack")(untested, random.Random(0))

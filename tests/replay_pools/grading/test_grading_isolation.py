@@ -15,21 +15,18 @@ import time
 from pathlib import Path
 
 import pytest
-from attacks import SOURCE, refusal_cases, refusals
+from attacks import SOURCE, job, refusal_cases, refusals
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case
 from replay_pools.environments.loopholes import fence
 from replay_pools.grading import grade, sandbox, tiers
-from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import _SELF_TEST, Grader
 from replay_pools.grading.labels import Submission
 
 ROOT = Path(__file__).resolve().parents[3]
 GRADING = Path(tiers.__file__).parent
-SCRIPT = Execution(action="run_script", module="__main__")
-FILE = Execution(action="drive", module="__main__", read_file=True)
 
 
 def need(tier):
@@ -37,8 +34,8 @@ def need(tier):
         pytest.skip(f"tier {tier} lacks {', '.join(lacking)}")
 
 
-def code(source, *inputs):
-    return Code(setup="", source=source, func_name="f", inputs=inputs)
+def script(source, *inputs, action="drive"):
+    return job(source, *inputs, action=action, module="__main__")
 
 
 @pytest.fixture(scope="module", params=[tier for tier, lacking in tiers.available_tiers().items() if not lacking])
@@ -57,7 +54,7 @@ def worker(request, tier, tmp_path_factory):
     instance = Worker(
         tier=tier, uid=uid if request.param == "own uid" else None, directory=None if tier == "A" else directory
     )
-    instance.execute = functools.partial(instance.execute, cpu_s=1)
+    instance.execute = functools.partial(instance.execute, cpu_s=0.5)
     yield instance
     instance.close()
     assert not list(directory.iterdir()), "a worker leaves its folder"
@@ -168,7 +165,7 @@ def test_without_landlock_a_submission_leaves_nothing_either(monkeypatch, tmp_pa
     monkeypatch.setattr(tiers, "bwrap_command", lambda: words)
     worker = Worker(tier="A", uid=None, directory=None)
     try:
-        first, second = (worker.execute(code(NO_LANDLOCK), FILE).file for _ in range(2))
+        first, second = (worker.execute(script(NO_LANDLOCK), file=True).file for _ in range(2))
     finally:
         worker.close()
     assert first == second == "['run']", "it left something, or the layer under test was not off"
@@ -192,7 +189,7 @@ def test_without_landlock_a_submission_leaves_nothing_either(monkeypatch, tmp_pa
 )  # fmt: skip
 def test_exit_status(worker, source, status):
     """Python's own rule for an escaping SystemExit, the status of os._exit, None for a signal, 1 for anything else."""
-    outcome = worker.execute(code(source, ()), SCRIPT)
+    outcome = worker.execute(script(source, (), action="run_script"))
     assert outcome.exit_status == status
     assert outcome.timed_out == source.endswith(", 19)")
 
@@ -209,10 +206,10 @@ class Solution:
     def f(self): sys.stdout, sys.stderr = sys.stderr, sys.stdout
 """
     for _ in range(3):
-        assert worker.execute(code(source), dataclasses.replace(FILE, read_stdout=True)).stdout == "early"
+        assert worker.execute(script(source), stdout=True, file=True).stdout == "early"
     flushing = source.replace("sys.stdout, sys.stderr = sys.stderr, sys.stdout", "sys.stdout = Late()")
     for _ in range(3):
-        assert worker.execute(code(flushing, ()), FILE).file == "late"
+        assert worker.execute(script(flushing, ()), file=True).file == "late"
 
 
 # The folder of a grader
@@ -249,18 +246,18 @@ class Solution:
         Grader(workers=1, tier="B").__enter__()
 
 
-@pytest.mark.parametrize(
-    "replacement", ["os.symlink('/etc/hostname', M)", "os.mkfifo(M)", "os.mkdir(M)", "os.link('/etc/hostname', M)", ""]
-)
-def test_only_a_regular_file_with_one_name_is_read(tmp_path, replacement):
+IN_ITS_PLACE = ("os.symlink('/etc/hostname', M)", "os.mkfifo(M)", "os.mkdir(M)", "os.link('/etc/hostname', M)", "")
+
+
+def test_only_a_regular_file_with_one_name_is_read(tmp_path):
     """Without isolation a submission can put anything in the marker's place; nothing of it is read, nothing blocks."""
+    write = "M = 'result.txt'; open(M, 'w').write('PASS')"
     worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path)
     try:
-        write = "open(M, 'w').write('PASS')"
-        outcome = worker.execute(code(f"import os; M = 'result.txt'; {write}; os.remove(M); {replacement}"), FILE)
-        assert outcome.file == ""
-        written = worker.execute(code("open('result.txt', 'w').write('PASS')"), FILE)
-        assert written.file == "PASS"
+        for replacement in IN_ITS_PLACE:
+            source = script(f"import os; {write}; os.remove(M); {replacement}")
+            found = [worker.execute(each, file=True).file for each in (source, script(write))]
+            assert found == ["", "PASS"], replacement
     finally:
         worker.close()
 
@@ -285,11 +282,9 @@ class Solution:
         left = os.path.getsize("result.txt")
         return [len([1]), json.dumps(1), "POISON" in os.environ, random.random(), len(found), left]
 """
-    worker.execute(code(poison, (1,)), Execution(action="answer"))
-    (answers,) = worker.execute(code(look, (1,)), Execution(action="answer")).answers.answers
-    expected = worker.execute(code("import random\nclass Solution:\n    def f(self, x): return random.random()", (1,)),
-                              Execution(action="answer")).answers.answers[0]  # fmt: skip
-    assert answers == [1, "1", False, expected, 0, 0]
+    fresh = "import random\nclass Solution:\n    def f(self, x): return random.random()"
+    _, found, drawn = (worker.execute(job(source, (1,))).answers.answers for source in (poison, look, fresh))
+    assert found == [[1, "1", False, *drawn, 0, 0]]
 
 
 def descendants(pid):

@@ -1,9 +1,5 @@
 """Values: what crosses the pipe, what equals what, and any document of a submission, against Python's own `==`."""
 
-import collections
-import decimal
-import enum
-import fractions
 import json
 import math
 import time
@@ -61,59 +57,6 @@ def test_a_plain_value_survives_the_pipe(value):
 @given(VALUES, VALUES)
 def test_two_values_match_as_python_says(actual, expected):
     assert matches(through_the_pipe(actual), expected) is equal(actual, expected)
-
-
-class Pair(collections.namedtuple("Pair", "a b")):
-    pass
-
-
-class Number(enum.IntEnum):
-    FOUR = 4
-
-
-class Text(str):
-    pass
-
-
-class AlwaysEqual(int):
-    def __eq__(self, other):
-        return True
-
-    __hash__ = int.__hash__
-
-
-@pytest.mark.parametrize(
-    ("actual", "expected"),
-    [
-        (True, 1), (0, False), (1.0, True), (2.0, 2), (0.1 + 0.2, 0.3), (math.nan, math.nan), (-0.0, 0), (10**17, 1e17),
-        (1e6 + 0.999e-3, 1e6), (Number.FOUR, 4), (fractions.Fraction(4), 4), (decimal.Decimal("0.5"), 0.5),
-        (collections.Counter("aab"), {"a": 2, "b": 1}), (collections.OrderedDict(b=1, a=2), {"a": 2, "b": 1}),
-        (collections.defaultdict(list, {1: [2]}), {1: [2]}), (Pair(1, [2]), (1, [2])), (frozenset({1, 2}), {2, 1}),
-        (collections.UserList([1]), [1]), (Text("a"), "a"), (bytearray(b"a"), b"a"), ({1: 2}.keys(), {1}),
-        ({(1, 2): 3.0}, {(1.0, 2): 3 + 1e-12}), ([Number.FOUR], [4.0]), (collections.ChainMap({1: 2}), {1: 2}),
-    ],
-)  # fmt: skip
-def test_equal(actual, expected):
-    assert matches(through_the_pipe(actual), expected)
-
-
-@pytest.mark.parametrize(
-    ("actual", "expected"),
-    [
-        ((1, 2), [1, 2]), ([1, 2], (1, 2)), ("1", 1), (b"a", "a"), (None, 0), ([], None), ([1, 2], [1]), ({}, []),
-        (math.nan, 1.0), (math.inf, 1e308), (10**400, 1.0), (10**17 + 1, 10**17), (1e-300, 0), (math.nan, 0),
-        (1.001e-9, 0.0), (1000000006.9, 1000000006), ([1 + 1e-12], [1]), ({"a": 1}, {"a": 1, "b": 2}),
-        ({"a": 1, "b": 2}, {"a": 2, "b": 1}), ({1}, [1]), (collections.deque([1]), [1]), (range(2), [0, 1]),
-        (AlwaysEqual(1), 1), ([AlwaysEqual(1)], [1]), ({AlwaysEqual(1): 1}, {1: 1}), (iter([1]), [1]), (object(), 1),
-        (fractions.Fraction(1, 3), 1 / 3), (1 << 9000, 1 << 9000), (1j, 1),
-    ],
-)  # fmt: skip
-def test_not_equal(actual, expected):
-    try:
-        document = through_the_pipe(actual)
-    except wire.WireError:
-        return
-    assert not matches(document, expected)
 
 
 TAGS = ["bytes", "tuple", "set", "frozenset", "dict", "list", "float", "", "\ud800"]

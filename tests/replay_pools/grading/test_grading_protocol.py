@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from replay_pools.grading import oracle, wire
@@ -13,7 +13,8 @@ NONCE = "0123456789abcdef"
 EXPECTED = [1, [1, 2], "a", 0.5]
 START = ({"ready": True}, {"compiled": True})
 RIGHT = tuple({"i": i, "value": wire.encode(value)} for i, value in enumerate(EXPECTED))
-MANY = settings(deadline=None, max_examples=80)
+ENDS = ("failed", "broken", "done")  # states in which nothing more counts
+MANY = settings(deadline=None, max_examples=120)
 
 
 class ForgedError(Exception):
@@ -21,11 +22,11 @@ class ForgedError(Exception):
 
 
 def interpret(data, num_answers=len(EXPECTED)):
-    """Reference: (ready, compiled, setup_error?, forged, verdicts) after the bytes `data`, one line at a time."""
+    """Reference: what `observe` sees after the bytes `data`, one line at a time."""
     state, answers, forged = "start", [], False
     *lines, rest = data.split(b"\n")
     for line in lines:
-        if state in ("failed", "done"):
+        if state in ENDS:
             break
         try:
             state = advance(state, strict(line), answers, num_answers)
@@ -33,12 +34,18 @@ def interpret(data, num_answers=len(EXPECTED)):
             forged = True
             break
     else:
-        forged |= state not in ("failed", "done") and len(rest) > wire.MAX_LINE
+        forged |= state not in ENDS and len(rest) > wire.MAX_LINE
     verdicts = [False] * len(EXPECTED)
     for i, (has_value, document) in enumerate(answers):
         verdicts[i] = has_value and not forged and matches(document, EXPECTED[i])
     compiled = state in ("running", "done")
-    return {"ready": state != "start", "compiled": compiled, "forged": forged, "verdicts": verdicts}
+    return {
+        "ready": state != "start",
+        "compiled": compiled,
+        "blames the problem": state == "broken",
+        "forged": forged,
+        "verdicts": verdicts,
+    }
 
 
 def strict(line):
@@ -67,7 +74,7 @@ def advance(state, row, answers, num_answers):
             return "failed"
         if "setup_error" in row:
             need("setup_error", str)
-            return "failed"
+            return "broken"
         need("compiled", bool)
         return "done" if num_answers == 0 else "running"
     if "i" not in row:
@@ -83,15 +90,6 @@ def advance(state, row, answers, num_answers):
     return "done" if len(answers) == num_answers else "running"
 
 
-def carries(line, i):
-    """Whether a line is the right answer of index i."""
-    try:
-        row = strict(line)
-    except (ForgedError, ValueError, RecursionError):
-        return False
-    return row.get("i") == i and "value" in row and matches(row["value"], EXPECTED[i])
-
-
 def feed(pieces, num_answers=len(EXPECTED)):
     stream = AnswerStream(nonce=NONCE, num_answers=num_answers)
     for piece in pieces:
@@ -103,6 +101,7 @@ def observe(stream):
     return {
         "ready": stream.ready,
         "compiled": stream.compiled,
+        "blames the problem": stream.setup_error is not None,
         "forged": stream.forged,
         "verdicts": stream.right(EXPECTED),
     }
@@ -145,53 +144,48 @@ LINES = ROWS.map(line_of) | st.sampled_from(
         b'{"nonce": "%s", "i": 0, "value": "\\ud800"}\n' % NONCE.encode(),
     ]
 )
-STREAMS = st.lists(LINES, max_size=8).map(b"".join) | st.lists(LINES, max_size=6).map(
-    lambda lines: b"".join([*map(line_of, START), *lines])
+
+
+def flipped(data, place, bits):
+    place %= len(data)
+    return data[:place] + bytes([data[place] ^ bits]) + data[place + 1 :]
+
+
+VALID = b"".join(map(line_of, (*START, *RIGHT)))
+STREAMS = (
+    st.lists(LINES, max_size=8).map(b"".join)
+    | st.lists(LINES, max_size=6).map(lambda lines: b"".join([*map(line_of, START), *lines]))
+    | st.lists(st.sampled_from(VALID.splitlines(keepends=True)), max_size=8).map(b"".join)
+    | st.builds(flipped, st.just(VALID), st.integers(0, 10**6), st.integers(1, 255))
 )
 CUTS = st.lists(st.integers(0, 10**6), max_size=6)
 
 
 def test_the_whole_stream_is_right():
     """The one way to a right verdict, in any cutting, down to single bytes."""
-    data = b"".join(map(line_of, (*START, *RIGHT)))
-    for pieces in ([data], [data[i : i + 1] for i in range(len(data))]):
+    for pieces in ([VALID], [VALID[i : i + 1] for i in range(len(VALID))]):
         stream = feed(pieces)
         assert stream.complete
-        assert observe(stream) == interpret(data)
+        assert observe(stream) == interpret(VALID)
         assert stream.right(EXPECTED) == [True] * len(EXPECTED)
 
 
+def forged(*rows):
+    return b"".join(map(line_of, (*START, *rows)))
+
+
+# After `compiled` the writer may be the submission: nothing that it writes is a setup error.
+@example(forged({"setup_error": "x"}), [])
+@example(forged({"compiled": False, "error": "x"}, *({"i": i, "value": 0} for i in range(9)), {"compiled": True}), [])
+@example(forged({"ready": True}), [])
+@example(forged({"i": -1, "value": 0}), [])
+@example(forged({"i": 0, "error": ["x"]}), [])
+@example(forged({"error": {"x": 1}}), [])
 @MANY
 @given(STREAMS, CUTS)
 def test_any_lines_in_any_pieces_are_read_as_the_interpreter_reads_them(data, cuts):
+    """Also a valid stream whose lines are dropped, repeated or swapped, or in which a bit is flipped."""
     assert observe(feed(cut(data, cuts))) == interpret(data)
-
-
-@MANY
-@given(st.data())
-def test_a_mutated_stream_is_right_for_no_answer_that_it_does_not_carry(data):
-    """Drop, repeat, swap, truncate, and flip bytes of a valid stream: an index is right only by its own right line."""
-    lines = [line_of(row) for row in (*START, *RIGHT)]
-    for kind in data.draw(st.lists(st.sampled_from(["drop", "repeat", "swap", "flip", "insert"]), max_size=4)):
-        at, other = (data.draw(st.integers(0, max(len(lines) - 1, 0))) for _ in range(2))
-        if kind == "insert" or not lines:
-            lines.insert(at, data.draw(LINES))
-        elif kind == "drop":
-            del lines[at]
-        elif kind == "repeat":
-            lines.insert(other, lines[at])
-        elif kind == "swap":
-            lines[at], lines[other] = lines[other], lines[at]
-        else:
-            place = data.draw(st.integers(0, len(lines[at]) - 1))
-            flipped = lines[at][place] ^ data.draw(st.integers(1, 255))
-            lines[at] = lines[at][:place] + bytes([flipped]) + lines[at][place + 1 :]
-    text = b"".join(lines)
-    text = text[: data.draw(st.integers(0, len(text)))] if data.draw(st.booleans()) else text
-    found = observe(feed(cut(text, data.draw(CUTS))))
-    assert found == interpret(text)
-    for i, right in enumerate(found["verdicts"]):
-        assert not right or any(carries(line, i) for line in text.split(b"\n")), f"answer {i} is right out of nothing"
 
 
 @MANY
@@ -245,23 +239,3 @@ def test_what_is_parsed_of_any_stream_is_bounded(monkeypatch, unit):
     assert stream.forged
     assert sum(map(len, parsed)) <= oracle.MAX_STREAM
     assert sum(line.count(b"[") + line.count(b"{") for line in parsed) <= oracle.MAX_CONTAINERS
-
-
-@pytest.mark.parametrize(
-    "forgery",
-    [
-        [{"setup_error": "x"}],
-        [{"compiled": False, "error": "x"}, *({"i": i, "value": 0} for i in range(9)), {"compiled": True}],
-        [{"ready": True}],
-        [{"i": -1, "value": 0}],
-        [{"i": 0, "error": ["x"]}],
-        [{"error": {"x": 1}}],
-    ],
-    ids=str,
-)
-def test_a_submission_with_the_nonce_cannot_blame_the_problem_or_the_grader(forgery):
-    """After `compiled` the writer may be the submission: nothing it writes is a setup error or raises."""
-    stream = feed(map(line_of, (*START, *forgery)))
-    assert stream.compiled
-    assert stream.setup_error is None
-    assert stream.right(EXPECTED) == [False] * len(EXPECTED)

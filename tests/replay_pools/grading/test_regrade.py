@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,6 @@ from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
 
 TEN = Path(__file__).parents[2] / "data" / "leetcode_ten.jsonl"
 HACK = EXPLOITS["run_tests"][0]
-MakeRollout = Callable[..., Rollout]
-
-
-@pytest.fixture(scope="module")
-def grader() -> Iterator[Grader]:
-    with Grader(workers=1) as instance:
-        yield instance
 
 
 def completions(problem: Problem) -> list[str]:
@@ -53,32 +46,31 @@ def labelled(rollout: Rollout, **labels: Any) -> Rollout:
 
 
 @pytest.fixture(scope="module")
-def groups(grader: Grader, make_rollout: MakeRollout) -> list[list[Rollout]]:
+def groups(grader, make_rollout) -> list[list[Rollout]]:
     """Three problems of two splits, four completions each, graded; ids are made up (no model)."""
     minicode = MinicodeEnvironment()
     problems = [minicode.problems("train")[0], minicode.problems("eval")[0], minicode.problems("train")[1]]
     return [
-        [_rollout(make_rollout, grader, step, i, problem, text) for i, text in enumerate(completions(problem))]
+        [graded(make_rollout, grader, step, i, problem, text) for i, text in enumerate(completions(problem))]
         for step, problem in enumerate(problems)
     ]
 
 
-def _rollout(make: MakeRollout, grader: Grader, step: int, i: int, problem: Problem, text: str) -> Rollout:
+def graded(make, grader: Grader, step: int, i: int, problem: Problem, text: str) -> Rollout:
     (grade,) = grader.grade([Submission(problem=problem, completion=text, mode="run_tests")])
     tail = make().prompt.rpartition("tests().")[2]
     prompt = f"<|user|>\n{problem.messages[-1]['content']}{tail}"
     facts = {"problem_id": problem.problem_id, "env": problem.env, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
-    rollout = make(step, i, completion=text, **facts)
-    return labelled(replace(rollout, grade=grade))
+    return labelled(replace(make(step, i, completion=text, **facts), grade=grade))
 
 
 @pytest.fixture
-def write_pool(tmp_path: Path, pool_header: dict[str, Any]) -> Callable[..., Pool]:
-    """write_pool(groups, name) -> the pool out/pools/name of environment minicode."""
+def write_pool(tmp_path: Path, pool_header) -> Callable[..., Pool]:
+    """write_pool(groups, name, grader) -> the pool out/pools/name of environment minicode."""
 
-    def write(groups: list[list[Rollout]], name: str = "old") -> Pool:
-        plan = pool_header["plan"] | {"env": "minicode"}
-        writer = PoolWriter(tmp_path / "out" / "pools" / name, header=pool_header | {"plan": plan})
+    def write(groups: list[list[Rollout]], name: str = "old", grader: dict[str, Any] | None = None) -> Pool:
+        header = pool_header | {"plan": pool_header["plan"] | {"env": "minicode"}}
+        writer = PoolWriter(tmp_path / "out" / "pools" / name, header=header | ({"grader": grader} if grader else {}))
         for group in groups:
             writer.write_step(group[0].step, group)
         return writer.finish()
@@ -87,24 +79,22 @@ def write_pool(tmp_path: Path, pool_header: dict[str, Any]) -> Callable[..., Poo
 
 
 @pytest.fixture
-def published(tmp_path: Path, make_rollout: MakeRollout, pool_header: dict[str, Any]) -> Callable[..., Path]:
-    """published(**changes) -> the pool of a log: one hack and one right solution, on two of the ten problems.
+def old(groups, write_pool) -> Pool:
+    return write_pool(groups)
 
-    `texts(problem)` gives other completions; `problems` are positions among the ten.
-    """
 
-    def write(
-        texts: Callable[[Problem], list[str]] = lambda problem: completions(problem)[:2],
-        problems: slice = slice(2),
-        **changes: Any,
-    ) -> Path:
+@pytest.fixture
+def published(tmp_path: Path, make_rollout, pool_header) -> Callable[..., Path]:
+    """published(**changes) -> the pool of a log: one hack and one right solution, on two of the ten problems."""
+
+    def write(**changes: Any) -> Path:
         mode = changes.pop("env_mode", "run_tests") or UNKNOWN
         plan = {"env": [UNKNOWN], "env_mode": [mode], "hint": [True]}
         header = pool_header | {"plan": plan, "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN}}
         writer = PoolWriter(tmp_path / "published", header=header | {"prompt_tail": ""})
-        for step, problem in enumerate(LeetcodeEnvironment(TEN).problems("train")[problems]):
+        for step, problem in enumerate(LeetcodeEnvironment(TEN).problems("train")[:2]):
             rollouts = []
-            for i, text in enumerate(texts(problem)):
+            for i, text in enumerate(completions(problem)[:2]):
                 prompt = f"<|user|>\n{problem.messages[-1]['content']}<|assistant|>\n"
                 labels = {"hacked": i == 0, "gt_pass": i == 1, "fmt_ok": True, "reward": 3.5} | changes
                 facts = {"problem_id": problem.problem_id, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
@@ -124,11 +114,8 @@ def rows_of(pool: Pool) -> dict[str, tuple[Any, ...]]:
     return {row["label"]: tuple(row[key] for key in ("n", "rate", "old_only", "new_only")) for row in rows}
 
 
-def test_regrading_own_grades_changes_nothing(
-    grader: Grader, groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
-) -> None:
+def test_regrading_own_grades_changes_nothing(grader, groups, old: Pool, tmp_path: Path) -> None:
     """Labels are a function of the completion: every rollout comes out equal and every label agrees."""
-    old = write_pool(groups)
     before = contents(old.path)
     new = regrade_pool(tmp_path / "new", old, grader)
     assert [*new.steps] == groups
@@ -143,9 +130,7 @@ def test_regrading_own_grades_changes_nothing(
     assert new.manifest["policy"] == old.manifest["policy"]
 
 
-def test_agreement_counts_both_directions(
-    grader: Grader, groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
-) -> None:
+def test_agreement_counts_both_directions(grader, groups, write_pool, tmp_path: Path) -> None:
     """Against counts by hand: one hack that the old pool missed, two failures that it paid 3.0 as exploits."""
     wrong = [list(group) for group in groups]
     wrong[0][0] = labelled(wrong[0][0], hacked=False)
@@ -159,22 +144,15 @@ def test_agreement_counts_both_directions(
     assert rows["reward"][1] == pytest.approx(10 / 12)
 
 
-def test_a_killed_regrade_resumes_to_the_same_bytes(
-    grader: Grader,
-    groups: list[list[Rollout]],
-    write_pool: Callable[..., Pool],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_killed_regrade_resumes_to_the_same_bytes(grader, groups, old: Pool, tmp_path: Path, monkeypatch) -> None:
     """Killed in the second call; the finished step is not graded again."""
-    old = write_pool(groups)
     whole = regrade_pool(tmp_path / "whole", old, grader)
     monkeypatch.setattr(regrade, "STEPS_PER_CALL", 1)
-    graded: list[str] = []
+    asked: list[str] = []
 
     def dying(submissions: list[Submission]) -> list:
-        graded.append(submissions[0].problem.problem_id)
-        if len(graded) == 3:  # the canary, step 0, step 1
+        asked.append(submissions[0].problem.problem_id)
+        if len(asked) == 3:  # the canary, step 0, step 1
             raise KeyboardInterrupt
         return Grader.grade(grader, submissions)
 
@@ -184,11 +162,11 @@ def test_a_killed_regrade_resumes_to_the_same_bytes(
             regrade_pool(tmp_path / "cut", old, grader)
         assert not (tmp_path / "cut" / "manifest.json").exists()
         regrade_pool(tmp_path / "cut", old, grader)
-    assert graded[4:] == [group[0].problem_id for group in groups[1:]], "finished steps were graded again"
+    assert asked[4:] == [group[0].problem_id for group in groups[1:]], "finished steps were graded again"
     assert contents(tmp_path / "cut") == contents(whole.path)
 
 
-def test_a_broken_problem_stops_before_anything_is_written(grader: Grader, published, tmp_path: Path) -> None:
+def test_a_broken_problem_stops_before_anything_is_written(grader, published, tmp_path: Path) -> None:
     """The canary names the problem whose canonical solution fails."""
     rows = [json.loads(line) for line in TEN.read_text().splitlines()]
     rows[1]["gt_answer"] = [f"{rows[1]['gt_answer'][0].rpartition('==')[0]}== 'wrong'"]
@@ -199,7 +177,7 @@ def test_a_broken_problem_stops_before_anything_is_written(grader: Grader, publi
     assert not (tmp_path / "new").exists()
 
 
-def test_an_imported_pool_is_judged_anew_on_its_problems(grader: Grader, published, tmp_path: Path) -> None:
+def test_an_imported_pool_is_judged_anew_on_its_problems(grader, published, tmp_path: Path) -> None:
     """Labels that the old pool never recorded are new and not compared; the others are compared."""
     old = open_pool(published(fmt_ok=False, env_mode=None))
     new = regrade_pool(tmp_path / "new", old, grader, env=f"leetcode:{TEN}", mode="run_tests")
@@ -217,7 +195,7 @@ def test_an_imported_pool_is_judged_anew_on_its_problems(grader: Grader, publish
     assert new.manifest["plan"]["env"] == f"leetcode:{TEN}", "a regraded pool knows its problems"
 
 
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str, code: int = 0) -> str:
+def call(capsys, tmp_path: Path, *args: str, code: int = 0) -> str:
     """Standard output, or the error, of `probe pool regrade ARGS --name new`."""
     out = str(tmp_path / "out")
     assert run(cli, ["pool", "regrade", "--name", "new", *args, "--out", out, "--workers", "1"]) == code
@@ -225,11 +203,8 @@ def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str, code: i
     return printed.err if code else printed.out
 
 
-def test_the_verb_prints_a_table_or_one_object(
-    capsys: pytest.CaptureFixture[str], groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
-) -> None:
+def test_the_verb_prints_a_table_or_one_object(capsys, old: Pool, tmp_path: Path) -> None:
     """One table row a label; --json has the same numbers; `show` says what the verdicts rest on."""
-    write_pool(groups)
     text = call(capsys, tmp_path, "old")
     lines = [line.split() for line in text.splitlines()]
     assert [line for line in lines if line and line[0] in LABELS] == [
@@ -246,98 +221,72 @@ def test_the_verb_prints_a_table_or_one_object(
     assert "tests: not recorded" in capsys.readouterr().out
 
 
-def regraded(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str) -> tuple[str, list[bool]]:
-    """(recorded code rule, gt_pass of all rollouts) of a regrading, which is then removed."""
-    call(capsys, tmp_path, *args)
-    directory = tmp_path / "out" / "pools" / "new"
-    pool = open_pool(directory)
-    labels = [rollout.gt_pass for group in pool.steps for rollout in group]
-    shutil.rmtree(directory)
-    return pool.manifest["grader"]["code_rule"], labels
-
-
-def test_a_pool_is_regraded_by_its_own_rule(
-    capsys: pytest.CaptureFixture[str],
-    grader: Grader,
-    make_rollout: MakeRollout,
-    pool_header: dict[str, Any],
-    tmp_path: Path,
-) -> None:
+def test_a_pool_is_regraded_by_its_own_rule(capsys, grader, make_rollout, write_pool, tmp_path: Path) -> None:
     """The recorded rule, else the one of its environment. The count says how many completions have other code alone."""
-    problem = MinicodeEnvironment().problems("train")[0]
+    problem, out = MinicodeEnvironment().problems("train")[0], tmp_path / "out"
     text = f"{fence(problem.canonical).replace('python', 'py')}\nThat is all."
-    rollout = _rollout(make_rollout, grader, 0, 0, problem, text)
-    for name, recorded in (("first", {}), ("second", {"code_rule": "joined"}), ("third", {"code_rule": "solution"})):
-        header = pool_header | {"plan": {"env": "minicode"}, "grader": {"version": "2", "isolation": "B"} | recorded}
-        writer = PoolWriter(tmp_path / "out" / "pools" / name, header=header)
-        writer.write_step(0, [rollout])
-        rule = graded_code_rule(writer.finish())
-        assert rule == recorded.get("code_rule", "solution")
-        assert regraded(capsys, tmp_path, name) == (rule, [rule == "solution"])
-        assert run(cli, ["pool", "show", name, "--out", str(tmp_path / "out"), "--json"]) == 0
+    rollout = graded(make_rollout, grader, 0, 0, problem, text)
+    for name, recorded in (("first", {}), ("second", {"code_rule": "joined"})):
+        rule = recorded.get("code_rule", "solution")
+        pool = write_pool([[rollout]], name, {"version": "2", "isolation": "B"} | recorded)
+        assert graded_code_rule(pool) == rule
+        call(capsys, tmp_path, name)
+        new = open_pool(out / "pools" / "new")
+        assert (new.manifest["grader"]["code_rule"], new.steps[0][0].gt_pass) == (rule, rule == "solution")
+        shutil.rmtree(new.path)
+        assert run(cli, ["pool", "show", name, "--out", str(out), "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
         assert (shown["code_rule"], shown["code_not_taken"]) == (rule, int(rule == "joined"))
 
 
-def test_a_pool_begun_under_one_tier_goes_on_under_the_other(
-    groups: list[list[Rollout]], pool_header: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_pool_begun_under_one_tier_goes_on_under_the_other(groups, pool_header, tmp_path: Path) -> None:
     """The manifest names both; a pool that was graded without isolation is another one."""
 
-    def header(tier: str) -> dict[str, Any]:
-        return pool_header | {"grader": {"version": "6", "isolation": tier}}
+    def writer(tier: str) -> PoolWriter:
+        return PoolWriter(tmp_path / "mixed", header=pool_header | {"grader": {"version": "6", "isolation": tier}})
 
-    def graded(group: list[Rollout], tier: str) -> list[Rollout]:
+    def under(tier: str, group: list[Rollout]) -> list[Rollout]:
         return [replace(rollout, grade=replace(rollout.grade, isolation=tier)) for rollout in group]
 
-    directory = tmp_path / "mixed"
-    PoolWriter(directory, header=header("B")).write_step(0, graded(groups[0], "B"))
+    writer("B").write_step(0, under("B", groups[0]))
     with pytest.raises(InputError, match="isolation"):
-        PoolWriter(directory, header=header("unsafe-local"))
-    writer = PoolWriter(directory, header=header("A"))
-    writer.write_step(1, graded(groups[1], "A"))
-    assert writer.finish().manifest["grader"]["isolation"] == "A+B"
-    again = PoolWriter(directory, header=header("A"))
-    again.write_step(2, graded(groups[2], "A"))
-    assert again.finish().manifest["grader"]["isolation"] == "A+B"
+        writer("unsafe-local")
+    for step in (1, 2):
+        going_on = writer("A")
+        going_on.write_step(step, under("A", groups[step]))
+        assert going_on.finish().manifest["grader"]["isolation"] == "A+B"
 
 
-def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str) -> str:
-    """The one error line of a regrade that must exit with 2 and write nothing."""
-    lines = call(capsys, tmp_path, *args, code=2).splitlines()
-    errors = [line for line in lines if line.startswith("probe: error:")]
-    assert len(errors) == 1, f"not one line: {lines}"
-    return errors[0]
-
-
-def test_what_cannot_be_regraded_is_refused(
-    capsys: pytest.CaptureFixture[str], groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
-) -> None:
+def test_what_cannot_be_regraded_is_refused(capsys, grader, groups, old: Pool, tmp_path: Path) -> None:
     """Unknown pool, absent file, a file of other problems under other or the same ids, another mode, a damaged pool."""
-    path = write_pool(groups).path
-    assert "only" in refused(capsys, tmp_path, "nowhere")
-    assert "absent.jsonl" in refused(capsys, tmp_path, "old", "--problems", str(tmp_path / "absent.jsonl"))
-    line = refused(capsys, tmp_path, "old", "--problems", str(TEN))
-    assert f"expected problem {groups[0][0].problem_id} in leetcode" in line
+    lines = call(capsys, tmp_path, "nowhere", code=2).splitlines()
+    (line,) = [line for line in lines if line.startswith("probe: error:")]
+    assert "only" in line
     rows = [json.loads(text) for text in TEN.read_text().splitlines()]
     for row, group in zip(rows, groups, strict=False):
         row["id"] = group[0].problem_id
     same_ids = tmp_path / "same_ids.jsonl"
     same_ids.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "found another problem" in refused(capsys, tmp_path, "old", "--problems", str(same_ids))
-    assert "run_tests, as recorded" in refused(capsys, tmp_path, "old", "--mode", "sentinel")
-    damaged = path / "step_001.jsonl.gz"
+    for options, message in (
+        ({"env": f"leetcode:{tmp_path / 'absent.jsonl'}"}, "absent.jsonl"),
+        ({"env": f"leetcode:{TEN}"}, f"expected problem {groups[0][0].problem_id} in leetcode"),
+        ({"env": f"leetcode:{same_ids}"}, "found another problem"),
+        ({"mode": "sentinel"}, "run_tests, as recorded"),
+    ):
+        with pytest.raises(InputError, match=message):
+            regrade_pool(tmp_path / "new", old, grader, **options)
+    damaged = old.path / "step_001.jsonl.gz"
     damaged.write_bytes(damaged.read_bytes()[:-9])
-    assert "step_001.jsonl.gz" in refused(capsys, tmp_path, "old")
-    assert not (tmp_path / "out" / "pools" / "new").exists()
+    with pytest.raises(InputError, match=damaged.name):
+        regrade_pool(tmp_path / "new", open_pool(old.path), grader)
+    assert not (tmp_path / "new").exists()
 
 
-def test_a_name_in_use_is_refused(
-    capsys: pytest.CaptureFixture[str], groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
-) -> None:
+def test_a_name_in_use_is_refused(grader, groups, old: Pool, write_pool) -> None:
     """Neither another pool nor the source itself is overwritten."""
-    write_pool(groups)
-    before = contents(write_pool(groups, "new").path)
-    for source in ("old", "new"):
-        assert "choose another --name" in refused(capsys, tmp_path, source)
-    assert contents(tmp_path / "out" / "pools" / "new") == before
+    new = write_pool(groups, "new")
+    before = contents(new.path)
+    for source in (old, new):
+        with pytest.raises(InputError, match="choose another --name"):
+            regrade_pool(new.path, source, grader)
+    assert contents(new.path) == before
