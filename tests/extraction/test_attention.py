@@ -115,8 +115,8 @@ def test_rotation_by_length_is_that_of_a_sample_alone(kind, layout):
         expected.append(completion_logprobs(fresh(), make_rows(batch, "padded", [sample])))
     backbone, _ = split_model(model)
     plan = make_plan(backbone, batch, layout, 1000, int)
-    for samples, _ in plan.all_passes:
+    for samples, _ in plan:
         with attending(backbone, layout):
             found = completion_logprobs(model, make_rows(batch, layout, samples))
         torch.testing.assert_close(found, torch.cat([expected[i] for i in samples]), rtol=1e-9, atol=1e-9)
-    assert len(plan.all_passes) == {"longrope": 2, "dynamic": 3, "default": 1}[kind]
+    assert len(plan) == {"longrope": 2, "dynamic": 3, "default": 1}[kind]
