@@ -42,16 +42,14 @@ class DeltaSConfig(PeftConfig):
     Args:
         target_modules: suffixes or dotted paths of the Linears; None takes the defaults of the architecture.
         num_triplets: keep this many of the largest singular triplets of each module; None keeps all.
-        rank: refused. Earlier versions saved it, and half of the triplets or fewer came from a randomised SVD.
         svd_cache: folder of cached factors; None computes without a cache. A property of the machine, so never saved.
 
     Raises:
-        InputError: `num_triplets` below 1, or a `rank`.
+        InputError: `num_triplets` below 1.
     """
 
     target_modules: list[str] | set[str] | str | None = field(default=None)
     num_triplets: int | None = field(default=None)
-    rank: int | None = field(default=None)
     svd_cache: str | None = field(default=None)
 
     def __post_init__(self) -> None:
@@ -61,9 +59,6 @@ class DeltaSConfig(PeftConfig):
         self.factors: Mapping[str, Factors] = {}
         if self.num_triplets is not None and self.num_triplets < 1:
             raise InputError("num_triplets of delta_S", expected="at least 1", found=str(self.num_triplets))
-        if self.rank is not None:
-            expected, found = "num_triplets of the exact SVD", f"{self.rank}, maybe of a randomised one"
-            raise InputError("rank of delta_S", expected=expected, found=found, fix="train the adapter again")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options that are saved with an adapter: all but the folder of the cache."""

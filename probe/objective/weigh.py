@@ -76,8 +76,7 @@ def weigh(
     """
     mask = batch.completion_mask
     A = sample_advantages(objective, rewards, strata)
-    lengths = batch.completion_lengths
-    weights_i = loss_weights(lengths.double(), normaliser(objective), global_tokens=int(lengths.sum()))
+    weights_i = loss_weights(batch.completion_lengths.double(), normaliser(objective))
     credit, before = _credit(objective, current, mask, planning, A)
     kl, k_it, kl_weights = _kl(objective, current, references, mask, counted)
     A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask

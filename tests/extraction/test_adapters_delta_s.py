@@ -1,5 +1,4 @@
 import json
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from safetensors.torch import load_file
 
 from extraction.adapters.delta_s import DeltaSConfig, dithered
 from extraction.adapters.targets import weight_matrix
-from replay_pools.base.errors import InputError
 
 IDS = torch.tensor([[3, 9, 27, 20, 60], [4, 8, 16, 32, 3]])
 
@@ -108,17 +106,6 @@ def test_save_and_load(build_model, architecture, tmp_path, options):
     assert isinstance(PeftConfig.from_pretrained(tmp_path / "adapter"), DeltaSConfig)
     loaded = PeftModel.from_pretrained(build_model(architecture), tmp_path / "adapter")
     assert torch.equal(logits(loaded), logits(coordinates.model))
-
-
-def test_an_adapter_that_may_lie_on_randomised_triplets_is_refused(build_model, tmp_path):
-    """Earlier versions saved the number of triplets as `rank`; all of them (null) were exact."""
-    adapted(build_model, cache_dir=tmp_path / "svd", rank=7).model.save_pretrained(tmp_path)
-    path = tmp_path / "adapter_config.json"
-    config = json.loads(path.read_text())
-    for rank, triplets in ((7, None), (None, 7)):
-        path.write_text(json.dumps(config | {"rank": rank, "num_triplets": triplets}))
-        with pytest.raises(InputError, match="randomised") if rank else nullcontext():
-            PeftModel.from_pretrained(build_model("qwen3"), tmp_path)
 
 
 @pytest.mark.parametrize("low_cpu_mem_usage", [False, True])

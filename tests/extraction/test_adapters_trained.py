@@ -47,7 +47,7 @@ def test_same_values_same_fingerprint(build_model):
     copy = adapt(build_model("qwen3", torch.bfloat16).float(), basis="svd", model_id="another/path", cache_dir=None)
     half.load_values({module: torch.ones(size) for module, size in half.sizes.items()})
     half.model.merge_adapter()
-    check_fingerprint("directions", expected=half.fingerprint, found=copy.fingerprint)
+    check_fingerprint("directions", expected=half.start.fingerprint, found=copy.start.fingerprint)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_another_basis_is_refused_with_both_fingerprints(build_model, basis, cha
 
 def test_all_triplets_are_the_full_basis(build_model):
     """A rank that cuts no module is no other basis."""
-    whole = make(build_model, "svd").fingerprint
-    assert make(build_model, "svd", rank=24).fingerprint == whole
-    assert make(build_model, "svd", rank=23).fingerprint != whole
+    whole = make(build_model, "svd").start.fingerprint
+    assert make(build_model, "svd", rank=24).start.fingerprint == whole
+    assert make(build_model, "svd", rank=23).start.fingerprint != whole
 
 
 @pytest.mark.parametrize("basis", BASES)
