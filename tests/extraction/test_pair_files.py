@@ -212,15 +212,6 @@ def test_all_faults_come_at_once(read: Callable[..., Any], tmp_path: Path) -> No
     assert any("heldout: expected held_out" in line for line in lines)
 
 
-def test_parquet(tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars")
-    polars.DataFrame(three_keys()).write_parquet(tmp_path / "pairs.parquet")
-    assert len(read_pair_file(str(tmp_path / "pairs.parquet"))) == 12
-    (tmp_path / "broken.parquet").write_text("no")
-    with pytest.raises(InputError, match="broken.parquet"):
-        read_pair_file(str(tmp_path / "broken.parquet"))
-
-
 def test_pairs_have_limits(tmp_path: Path, read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="line 1 hack: expected a text of at most 1,048,576 characters"):
         read([{"prompt": "p", "hack": "x" * (1 << 20) + "x", "clean": "y"}])

@@ -416,23 +416,6 @@ def test_another_adapter_is_measured_without_its_update(basis, cache: Path) -> N
 
 
 @IN_SVD
-def test_a_new_scale_of_lora_is_a_change(basis, cache: Path) -> None:
-    """Projected with the scale of the step; the record marks the step."""
-    model = lora_of_all()
-    optimizer = optimizer_of(model)
-    with probe.attach(optimizer, basis[0], model=model, cache_dir=cache, project=True) as attached:
-        for scale in (2.0, 2.0, 5.0, 5.0):
-            for layer in model.modules():
-                if isinstance(layer, LoraLayer):
-                    layer.scaling["default"] = scale
-            loss_of(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert [record.changed for record in attached.records] == [False, False, True, False]
-    assert all(record.hackward_frac_out < 1e-6 for record in attached.records)
-
-
-@IN_SVD
 def test_refusals_at_attach(basis, cache: Path) -> None:
     """None leaves a hook behind."""
     directions, _, coordinates = basis
