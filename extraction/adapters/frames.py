@@ -111,8 +111,6 @@ def svd_frames(
     Raises:
         InputError: a rank below 1, or no matching target.
     """
-    if rank is not None and rank < 1:
-        raise InputError("rank of svd", expected="at least 1", found=str(rank))
     layers = {path: model.get_submodule(path) for path in find_targets(model, targets)}
     weights, digests = _read(layers)
     factors = factorise_all(weights, digests, None if cache_dir is None else Path(cache_dir), rank=rank)

@@ -152,7 +152,12 @@ def factorise_all(
         digests: from `digest_all`.
         cache_dir: created on demand; None computes without reading or writing.
         rank: keep this many of the largest triplets; None keeps all.
+
+    Raises:
+        InputError: a rank below 1.
     """
+    if rank is not None and rank < 1:
+        raise InputError("rank of svd", expected="at least 1", found=str(rank))
     paths = {} if cache_dir is None else {name: cache_dir / f"{digests[name]}.safetensors" for name in weights}
 
     def placed(name: str, factors: Factors) -> Factors:
