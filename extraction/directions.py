@@ -16,7 +16,7 @@ Shapes: r coordinates of a module, k directions, M modules, n pairs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,7 @@ class Directions:
 
     def to(self, device: torch.device) -> "Directions":
         """Return the directions with their vectors on `device`."""
-        vectors = {module: V.to(device) for module, V in self.vectors.items()}
-        return Directions(
-            vectors=vectors, singular_values=self.singular_values, votes=self.votes, metadata=self.metadata
-        )
+        return replace(self, vectors={module: V.to(device) for module, V in self.vectors.items()})
 
 
 def extract_directions(
@@ -165,6 +162,12 @@ def _noise_floor(singular_values: Sequence[Tensor], fraction: float) -> float:
     if fraction <= 0 or len(pooled) == 0:
         return 0.0
     return float(torch.quantile(pooled, fraction))
+
+
+def unit_scale(gradients: Mapping[str, Tensor]) -> Tensor:
+    """Return (n, 1) float64, 1 / the norm of each row of {module: (n, r)} over all modules; 0 for a row of 0."""
+    norms = torch.stack([gradient.double().square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()[:, None]
+    return torch.where(norms > 0, 1 / norms, 0.0)
 
 
 def save_directions(path: Path, directions: Directions) -> None:

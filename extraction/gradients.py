@@ -21,18 +21,17 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from extraction.adapters.coordinates import Tap
+from extraction.adapters.coordinates import Frame
 from extraction.adapters.frames import Frames
-from extraction.attention import attending
-from extraction.batch import Batch, Rows, make_rows
+from extraction.batch import Batch, Rows
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
-from extraction.passes import Agree, checkpointed, planned, zeros
+from extraction.passes import Agree, each_pass, zeros
 from extraction.stacks import Stacks, by_value
 from extraction.words import Basis
 from replay_pools.base.errors import InputError
 
 Axis = tuple[Basis, Mapping[str, Tensor]]  # a vector over some modules of a basis or all, {module: (r,)}
-Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> the tensor to hold until the backward; see Tap
+Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> the tensor to hold until the backward
 Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (the held tensor, the gradient that arrives)
 
 
@@ -68,7 +67,7 @@ def per_sample_gradients(
         tokens_per_batch: most tokens in one pass, which changes the rounding only; None: what fits the memory, at most
             8192. A longer sample is alone in its pass, with activation checkpointing.
         axis: asks for `token_dots`, which add up to <axis, g_i>.
-        agree: see `extraction.passes.planned`; spare passes have weight 0.
+        agree: see `extraction.passes.each_pass`; spare passes have weight 0.
         share: run a prompt once for all of its samples. Their gradients may then come as one sum, in the row of one
             sample, with 0 in the others. Not with an axis.
 
@@ -88,24 +87,20 @@ def per_sample_gradients(
         axis = axis[0], {module: u.to(gradients[axis[0]][module]) for module, u in axis[1].items()}
     assert not (share and axis)
     called: set[str] = set()
-    with planned(model, batch, tokens_per_batch, agree, share=share, frames=frames.values()) as plan:
-        for samples, is_needed in plan.all_passes:
-            rows = make_rows(batch, plan.layout, samples)
-            completion = batch.completion_mask[rows.samples]
-            membership = rows.segments.membership
-            dots = torch.zeros(membership.shape[1], dtype=torch.float64, device=membership.device)
-            # A spare pass runs forward and backward as any other, but with weights 0 adds nothing to the gradients.
-            pass_weights = weights[rows.samples][completion] * is_needed
-            with (
-                attending(backbone, plan.layout),
-                checkpointed(backbone, plan.is_too_long(rows)),
-                tapped(frames, rows, gradients, axis if is_needed else None, dots, called),
-            ):
-                logprobs = one_pass(model, rows, pass_weights)
-            token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
-            if token_dots is not None and is_needed:
-                # Sample after sample, padding left out.
-                token_dots[rows.samples] = scatter_tokens(dots[membership.any(0)], batch.attention_mask[rows.samples])
+
+    def run(rows: Rows, is_needed: bool) -> None:
+        completion, membership = batch.completion_mask[rows.samples], rows.segments.membership
+        dots = torch.zeros(membership.shape[1], dtype=torch.float64, device=membership.device)
+        # A spare pass runs forward and backward as any other, but with weights 0 adds nothing to the gradients.
+        pass_weights = weights[rows.samples][completion] * is_needed
+        with tapped(frames, rows, gradients, axis if is_needed else None, dots, called):
+            logprobs = one_pass(model, rows, pass_weights)
+        token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
+        if token_dots is not None and is_needed:
+            # Sample after sample, padding left out.
+            token_dots[rows.samples] = scatter_tokens(dots[membership.any(0)], batch.attention_mask[rows.samples])
+
+    each_pass(model, batch, run, tokens_per_batch=tokens_per_batch, agree=agree, share=share, frames=frames.values())
     modules = dict.fromkeys(module for read in frames.values() for module in read)
     if uncalled := [module for module in modules if module not in called]:
         raise InputError(
@@ -147,15 +142,15 @@ def tapped(
     No parameter requires a gradient: the backward's graph starts at the first tap.
     """
 
-    def add(basis: Basis, tap: Tap, kept: Tensor, gradient: Tensor) -> None:
+    def add(basis: Basis, module: str, frame: Frame, kept: Tensor, gradient: Tensor) -> None:
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
         if len(kept) != (num_tokens := rows.segments.membership.shape[1]):
-            where, expected = f"module {tap.module}", f"{num_tokens} tokens, as many as the pass has"
+            where, expected = f"module {module}", f"{num_tokens} tokens, as many as the pass has"
             raise InputError(where, expected=expected, found=str(len(kept)), fix="leave it out of model.targets")
         # A module that the forward uses twice arrives here twice.
-        gradients[basis][tap.module][rows.firsts] += tap.reduce(kept, gradient, rows.segments)
-        if axis is not None and axis[0] == basis and tap.module in axis[1]:
-            dots.add_(tap.along(kept, gradient, axis[1][tap.module]))
+        gradients[basis][module][rows.firsts] += frame.sums(kept, gradient, rows.segments)
+        if axis is not None and axis[0] == basis and module in axis[1]:
+            dots.add_(frame.along(kept, gradient, axis[1][module]))
 
     def note(module: str, *_: Any) -> None:
         called.add(module)
@@ -163,13 +158,12 @@ def tapped(
     handles = []
     for basis, read in frames.items():
         for module, frame in read.items():
-            tap, layer = frame.tap(module), read.layers[module]
+            layer, receive = read.layers[module], partial(add, basis, module, frame)
             handles.append(layer.register_forward_pre_hook(partial(note, module)))
-            receive = partial(add, basis, tap)
-            if tap.keep is None:
+            if frame.reads_input:
                 handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
             else:
-                handles.append(layer.register_forward_hook(partial(watch_output, receive, tap.keep)))
+                handles.append(layer.register_forward_hook(partial(watch_output, receive, frame.keep)))
     try:
         yield
     finally:

@@ -32,12 +32,13 @@ from extraction.directions import (
     load_directions,
     load_pair_gradients,
     save_pair_gradients,
+    unit_scale,
 )
 from extraction.files import resolve_directions
 from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
 from extraction.pairs import Pair, Turns, pairs_sha, text_of
-from extraction.selection import load_pairs, pair_notes, selected_pairs
+from extraction.selection import load_pairs, selected_pairs
 from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser, Sides
 from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import file_sha256, sha256
@@ -80,13 +81,11 @@ def measure_pair_gradients(
     pair_weights = []
     n = len(pairs)
     for lengths in batch.completion_lengths.cpu().view(2, n).T:
-        pair_weights.append(loss_weights(lengths, normaliser, global_tokens=int(lengths.sum())))
+        pair_weights.append(loss_weights(lengths, normaliser))
     # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
     weights = torch.stack(pair_weights).T.flatten()[:, None]
     if sides == "unit":
-        squares = torch.stack([g.cpu().double().square().sum(1) for g in found.gradients[frames.basis].values()])
-        norms = squares.sum(0).sqrt()[:, None]
-        weights = torch.where(norms > 0, 1 / norms, 0.0)
+        weights = unit_scale(found.gradients[frames.basis]).cpu()
     hack_gradients, clean_gradients = {}, {}
     for module, gradient in found.gradients[frames.basis].items():
         weighted = gradient.cpu().mul_(weights.to(gradient.dtype))  # in place, on a CPU: all of them are large
@@ -265,16 +264,16 @@ class DirectionLibrary:
             return haar_directions(self.v_hack, seed=self.seed)
         if kind in CONTROL_DIFFERENCES:
             pairs, control = self.pair_gradients, {"control": kind, "seed": self.seed}
-            return self._extract(CONTROL_DIFFERENCES[kind](pairs, seed=self.seed), {**pairs.metadata, **control})
+            return self.extract(CONTROL_DIFFERENCES[kind](pairs, seed=self.seed), {**pairs.metadata, **control})
         assert kind == "placebo", kind
         pairs = self.measured(load_pairs("builtin:placebo"), "builtin:placebo")
-        return self._extract(pairs.differences(), pairs.metadata)
+        return self.extract(pairs.differences(), pairs.metadata)
 
     @cached_property
     def v_hack(self) -> Directions:
         """v_hack, from the given direction file or extracted."""
         if self.v_hack_file is None:
-            return self._extract(self.pair_gradients.differences(), self.pair_gradients.metadata)
+            return self.extract(self.pair_gradients.differences(), self.pair_gradients.metadata)
         directions = load_directions(self.v_hack_file)
         stored = directions.metadata["fingerprint"]
         check_fingerprint(self.v_hack_file, expected=self.frames.fingerprint, found=stored)
@@ -294,9 +293,7 @@ class DirectionLibrary:
         """Gradients of the hack pairs: from the file of the given direction file, from the cache, or measured."""
         if self.v_hack_file is not None:
             return load_pair_gradients(pairs_path(self.v_hack_file))
-        for note in pair_notes(self.settings):
-            self.say(note)
-        return self.measured(selected_pairs(self.settings), self.settings.pairs)
+        return self.measured(selected_pairs(self.settings, self.say), self.settings.pairs)
 
     def measured(self, pairs: Sequence[Pair], pairs_source: str) -> PairGradients:
         """Return gradients of pairs, from the cache or measured; `pairs_source` is recorded."""
@@ -354,7 +351,8 @@ class DirectionLibrary:
             "flavours": [pair.flavour for pair in pairs],
         }
 
-    def _extract(self, differences: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Directions:
+    def extract(self, differences: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Directions:
+        """Extract directions from differences {module: (n, r)} by the settings."""
         return extract_directions(
             differences,
             method=self.settings.method,

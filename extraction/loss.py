@@ -8,7 +8,7 @@ with w_i, by TRL's names and formulas (len_i = scored tokens of sample i):
 
     grpo      1 / (len_i G)                      each sample counts the same (Shao et al. 2024, arXiv 2402.03300)
     dr_grpo   1 / (G max_completion_length)      no length bias (Liu et al. 2025, arXiv 2503.20783)
-    dapo      1 / global_tokens                  each token of the global batch (Yu et al. 2025, arXiv 2503.14476)
+    dapo      1 / sum of all len_i               each token of the global batch (Yu et al. 2025, arXiv 2503.14476)
     nll       1 / len_i, with A_i = 1            mean negative log-likelihood per token: no advantage
 
 To add a loss type: a row in this table, a branch in `loss_weights`, and its word in `extraction.words.LossType`.
@@ -20,39 +20,25 @@ from torch import Tensor
 from extraction.words import Normaliser
 
 
-def loss_weights(lengths: Tensor, normaliser: Normaliser, *, global_tokens: int | None = None) -> Tensor:
+def loss_weights(lengths: Tensor, normaliser: Normaliser) -> Tensor:
     """Return the normaliser w_i of every sample of a group.
 
     Args:
-        lengths: (G,) scored tokens of every sample.
+        lengths: (G,) scored tokens of every sample; for `dapo` of the whole batch, over all ranks.
         normaliser: a row of the table above, and the generation limit that `dr_grpo` divides by.
-        global_tokens: scored tokens of the batch over all ranks, for `dapo` only.
 
     Returns:
         (G,) float32 (float64 for float64 lengths). A sample without tokens has an empty sum and the weight 0.
-
-    Raises:
-        ValueError: a missing number that the loss type needs, negative lengths.
     """
-    if lengths.ndim != 1 or bool((lengths < 0).any()):
-        raise ValueError(f"lengths: expected token counts (G,), found {lengths}")
     lengths = lengths if lengths.dtype == torch.float64 else lengths.float()
     num_samples, denominator = len(lengths), lengths
     if normaliser.loss_type == "grpo":
         denominator = lengths * num_samples
     elif normaliser.loss_type == "dr_grpo":
-        longest = _required(normaliser.max_completion_length, "max_completion_length", "dr_grpo")
-        denominator = lengths.new_tensor(num_samples * longest)
+        assert normaliser.max_completion_length is not None
+        denominator = lengths.new_tensor(num_samples * normaliser.max_completion_length)
     elif normaliser.loss_type == "dapo":
-        denominator = lengths.new_tensor(_required(global_tokens, "global_tokens", "dapo"))
-    else:
-        assert normaliser.loss_type == "nll"
+        denominator = lengths.sum()
     # Two where(): the inner one keeps the division of an empty completion from being 1 / 0.
     empty = lengths == 0
     return torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, denominator))
-
-
-def _required(value: int | None, name: str, loss_type: str) -> int:
-    if value is None or value <= 0:
-        raise ValueError(f"{name}: loss_type {loss_type!r} divides by it: expected a positive number, found {value}")
-    return value

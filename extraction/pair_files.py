@@ -1,4 +1,4 @@
-"""Read files of contrast pairs: `read_pair_file` returns `Pair`s, and a sentence on every decision.
+"""Read files of contrast pairs: `read_pair_file` returns `Pair`s, and says every decision.
 
 A row has a prompt (a text or messages), a hack and a clean completion (a text, or turns with tool answers between).
 `COLUMNS` lists the names that are recognised;
@@ -9,7 +9,7 @@ template renders messages.
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
@@ -44,21 +44,16 @@ NEEDED = ("prompt", "hack", "clean")
 _END_MARK = re.compile(r"(<[|\uff5c][^<>\s]+[|\uff5c]>|<end_of_turn>)\s*$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairFile:
-    """The pairs of a file, and what was decided in reading them."""
-
-    pairs: list[Pair]
-    notes: list[str]  # a sentence on each decision
-
-
-def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0) -> PairFile:
+def read_pair_file(
+    source: str, columns: str | None = None, split_seed: int = 0, say: Callable[[str], object] = lambda note: None
+) -> list[Pair]:
     """Return the pairs of a file.
 
     Args:
         source: the path of a file of rows, of any kind that a log may have.
         columns: `FIELD=COLUMN,...`, for columns of other names than those in `COLUMNS`.
         split_seed: draws the held-out prompts where no column says which pairs are held out.
+        say: gets a sentence on each decision.
 
     Raises:
         InputError: no such file, a column that cannot be found; all faults of the rows, together.
@@ -98,7 +93,9 @@ def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0)
         notes += [_example(pair) for pair in pairs[:2]]
     if "held_out" not in fields:
         pairs = split_by_prompt(pairs, split_seed)
-    return PairFile(pairs=pairs, notes=[*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)])
+    for note in (*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)):
+        say(note)
+    return pairs
 
 
 def store_rows(rows: Any, folder: Path) -> str:
@@ -252,9 +249,6 @@ def _turns_of(value: Any) -> Turns | None:
     if not all(map(is_text, roles)) or roles[0] != "assistant" or roles[-1] != "assistant":
         found = " ".join(map(str, roles))
         raise InputError("", expected="turns with a role, the first and the last of the assistant", found=found)
-    with_ids = ["ids" in turn for turn in value]
-    if any(with_ids) and not all(with_ids):
-        raise InputError("", expected="ids in all turns or in none", found=f"in {sum(with_ids)} of {len(value)}")
     turns = [{**turn, "content": joined_text(turn.get("content") or "")} for turn in value]
     if not all(is_text(turn["content"]) for turn in turns):
         raise wrong_value("turns with a text as content", value)

@@ -1,16 +1,15 @@
 """Forward passes of a batch: how it is split, in how much memory, with the model frozen; and `score`, which makes them.
 
-    with planned(model, batch, tokens_per_batch, agree) as plan:
-        for samples, is_needed in plan.all_passes:
-            rows = make_rows(batch, plan.layout, samples)
-            ...                                             one forward (and backward) of `rows`
+    def run(rows, is_needed):                   one forward (and backward) of `rows`
+        ...
+
+    each_pass(model, batch, run)
 
 Shapes: G samples, T tokens.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.frames import Frames
 from extraction.attention import attending, by_rotation, packs
-from extraction.batch import Batch, Rows, cost, make_rows, plan_passes, sharing
+from extraction.batch import Batch, Rows, make_rows, plan_passes, sharing
 from extraction.logprobs import completion_logprobs, frozen, scatter_tokens, split_model
 from extraction.words import Layout
 from replay_pools.sampling import total_bytes
@@ -32,37 +31,26 @@ from replay_pools.sampling import total_bytes
 Agree = Callable[[int], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassPlan:
-    """How a batch is split into passes."""
-
-    layout: Layout
-    budget: int  # most tokens in a pass, unless a single sample has more
-    all_passes: Sequence[tuple[list[int], bool]]  # (samples, is_needed): those needed, then spare ones
-
-    def is_too_long(self, rows: Rows) -> bool:
-        """Return whether a pass exceeds the budget, which happens only to a single long sample."""
-        return cost([stop - start for start, stop in rows.segments.spans], self.layout) > self.budget
-
-
-@contextmanager
-def planned(
+def each_pass(
     model: PreTrainedModel | PeftModel,
     batch: Batch,
-    tokens_per_batch: int | None,
-    agree: Agree,
+    run: Callable[[Rows, bool], object],
     *,
+    tokens_per_batch: int | None = None,
+    agree: Agree = int,
     share: bool = False,
     frames: Iterable[Frames] = (),
-) -> Iterator[PassPlan]:
-    """Plan the passes of `batch`; while open, the model is frozen.
+) -> None:
+    """Call `run(rows, is_needed)` for every pass of `batch`, with the model frozen.
 
     Args:
         model: runs with whatever adapter it has.
         batch: on the model's device.
-        tokens_per_batch: most tokens in one pass; None is what fits the machine's memory.
+        run: makes the forward, and a backward if it wants one; ignores the results of a pass that is not needed.
+        tokens_per_batch: most tokens in one pass; None is what fits the machine's memory. A longer sample is alone in
+            its pass, with activation checkpointing.
         agree: maps this process's number of passes to the number that all processes make, since collectives in a model
-            with sharded weights need the same. Spare passes repeat the first; their results must be ignored.
+            with sharded weights need the same. Spare passes repeat the first.
         share: one copy of a prompt for all of its samples, if the model allows that.
         frames: also in memory.
 
@@ -73,11 +61,17 @@ def planned(
     with frozen(model):
         layout = "padded" if not packs(backbone) else "shared" if share else "packed"
         budget = tokens_that_fit(backbone, frames) if tokens_per_batch is None else tokens_per_batch
-        yield make_plan(backbone, batch, layout, budget, agree)
+        for samples, is_needed in make_plan(backbone, batch, layout, budget, agree):
+            rows = make_rows(batch, layout, samples)
+            is_too_long = int(batch.lengths[samples].max()) > budget
+            with attending(backbone, layout), checkpointed(backbone, is_too_long):
+                run(rows, is_needed)
 
 
-def make_plan(backbone: PreTrainedModel, batch: Batch, layout: Layout, budget: int, agree: Agree) -> PassPlan:
-    """Split `batch` into passes in a layout, of at most `budget` tokens each; `agree` as in `planned`."""
+def make_plan(
+    backbone: PreTrainedModel, batch: Batch, layout: Layout, budget: int, agree: Agree
+) -> list[tuple[list[int], bool]]:
+    """Split `batch` into passes of at most `budget` tokens each: (samples, is_needed), spare ones last."""
     parts = sharing(batch, budget) if layout == "shared" else [[sample] for sample in range(len(batch))]
     lengths, own_lengths = batch.lengths.tolist(), (batch.lengths - batch.prompt_lengths).tolist()
     sizes = [lengths[part[0]] + sum(own_lengths[sample] for sample in part[1:]) for part in parts]
@@ -85,9 +79,7 @@ def make_plan(backbone: PreTrainedModel, batch: Batch, layout: Layout, budget: i
         [sample for number in numbers for sample in parts[number]] for numbers in plan_passes(sizes, budget, layout)
     ]
     passes = [part for samples in passes for part in by_rotation(backbone, samples, lengths)]
-    spare = agree(len(passes)) - len(passes)
-    all_passes = [(samples, True) for samples in passes] + [(passes[0], False)] * spare
-    return PassPlan(layout=layout, budget=budget, all_passes=all_passes)
+    return [(samples, True) for samples in passes] + [(passes[0], False)] * (agree(len(passes)) - len(passes))
 
 
 def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:
@@ -153,19 +145,17 @@ def score(
         model: scored with whatever adapter it has.
         batch: on the model's device.
         tokens_per_batch: tokens in one pass; None is what fits the machine's memory.
-        agree: see `extraction.passes.planned`.
+        agree: see `each_pass`.
 
     Raises:
         InputError: the model cannot be scored (`completion_logprobs`).
     """
-    backbone, _ = split_model(model)
-    token_logprobs = zeros(backbone, *batch.ids.shape)
-    with planned(model, batch, tokens_per_batch, agree, share=True) as plan:
-        for samples, is_needed in plan.all_passes:
-            rows = make_rows(batch, plan.layout, samples)
-            completion = batch.completion_mask[rows.samples]
-            with attending(backbone, plan.layout):
-                logprobs = completion_logprobs(model, rows)
-            if is_needed:
-                token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
+    token_logprobs = zeros(split_model(model)[0], *batch.ids.shape)
+
+    def run(rows: Rows, is_needed: bool) -> None:
+        logprobs = completion_logprobs(model, rows)
+        if is_needed:
+            token_logprobs[rows.samples] = scatter_tokens(logprobs, batch.completion_mask[rows.samples])
+
+    each_pass(model, batch, run, tokens_per_batch=tokens_per_batch, agree=agree, share=True)
     return token_logprobs

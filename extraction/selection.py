@@ -1,17 +1,25 @@
 """Select the pairs of a run: built-in ones or a file's, and what its settings leave of them."""
 
+from collections.abc import Callable
+
 from extraction.pairs import Pair, builtin_pairs
 from extraction.words import ExtractionSettings, kind_of
 from replay_pools.base.errors import InputError
 
 
-def load_pairs(source: str, columns: str | None = None, split_seed: int | None = None) -> list[Pair]:
+def load_pairs(
+    source: str,
+    columns: str | None = None,
+    split_seed: int | None = None,
+    say: Callable[[str], object] = lambda note: None,
+) -> list[Pair]:
     """Return the pairs of `builtin` (mode run_tests), `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file.
 
     Args:
         source: one of these.
         columns: `FIELD=COLUMN,...` of a file (`--pairs-map`); built-in pairs have none.
         split_seed: draws the held-out prompts of a file that does not mark them; None: 0.
+        say: gets a sentence for each decision in reading a file.
 
     Raises:
         InputError: no such built-in set or file, no pair to extract from; all faults of the file.
@@ -21,7 +29,7 @@ def load_pairs(source: str, columns: str | None = None, split_seed: int | None =
     else:
         from extraction.pair_files import read_pair_file  # built-in pairs do without the readers of logs
 
-        pairs = read_pair_file(source, columns, split_seed or 0).pairs
+        pairs = read_pair_file(source, columns, split_seed or 0, say)
     if all(pair.held_out for pair in pairs):
         raise InputError(f"pairs {source}", expected="at least one pair that is not held out", found="none")
     return pairs
@@ -32,27 +40,18 @@ def is_builtin(source: str) -> bool:
     return source.partition(":")[0] == "builtin"
 
 
-def pair_notes(settings: ExtractionSettings) -> list[str]:
-    """Return a sentence for each decision in reading a file of pairs; none for built-in pairs."""
-    if is_builtin(settings.pairs):
-        return []
-    from extraction.pair_files import read_pair_file
-
-    return read_pair_file(settings.pairs, settings.pairs_map, settings.split_seed or 0).notes
-
-
-def selected_pairs(settings: ExtractionSettings) -> list[Pair]:
+def selected_pairs(settings: ExtractionSettings, say: Callable[[str], object] = lambda note: None) -> list[Pair]:
     """Return the pairs of a run: `settings.pairs` without the flavours in `leave_out`, and the held-out pairs.
 
     `settings.held_out` may name another source of held-out pairs. No held-out pair is dropped, so that all selections
-    are measured on the same ones.
+    are measured on the same ones. `say` gets a sentence for each decision in reading `settings.pairs`.
 
     Raises:
         InputError: as `load_pairs`; a flavour that no pair has, or a map without a file.
     """
     if settings.pairs_map is not None and is_builtin(settings.pairs):
         raise InputError("--pairs-map", expected="a file of pairs (--pairs FILE)", found=settings.pairs)
-    pairs = load_pairs(settings.pairs, settings.pairs_map, settings.split_seed)
+    pairs = load_pairs(settings.pairs, settings.pairs_map, settings.split_seed, say)
     used = [pair for pair in pairs if not pair.held_out]
     flavours = sorted({kind_of(pair.flavour) for pair in used})
     for flavour in settings.leave_out:

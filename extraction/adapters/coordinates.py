@@ -1,7 +1,7 @@
-"""The coordinates of one module: a `Frame`, and the `Tap` that reads the module's gradient in them.
+"""The coordinates of one module: a `Frame`, which also reads the module's gradient off a forward and a backward.
 
-A tap takes the gradient from a forward and a backward, which have almost computed U^T dL/dy and Vh x. A module with
-d_out != d_in therefore needs only one of U and Vh (`adapters.svd`):
+The two have almost computed U^T dL/dy and Vh x. A module with d_out != d_in therefore needs only one of U and Vh
+(`adapters.svd`):
 
     d_out > d_in   from x and dL/dx = W^T dL/dy:   sum_t (Vh x_t) * (Vh dL/dx_t) / S
     d_out < d_in   from y = W x and dL/dy:         sum_t (U^T y_t) * (U^T dL/dy_t) / S
@@ -11,11 +11,13 @@ d_out != d_in therefore needs only one of U and Vh (`adapters.svd`):
 Each line holds triplet by triplet, so the R largest alone cost R / r and are exact.
 Products of tokens with U, Vh and A are in the dtype of the model; sums over tokens are in at least float32.
 
+A frame holds `keep(x, y)` of the module's input and output until dL/dy arrives; one that `reads_input` holds x until
+dL/dx arrives that flows back through this module alone. `sums` and `along` reduce the two.
+
 Shapes: G samples, T tokens, r coordinates of a module; M and W (d_out, d_in), U (d_out, r), S (r,), Vh (r, d_in),
-A (rank, d_in).
+A (rank, d_in); held and gradient (T, d).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -29,20 +31,6 @@ from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors
 from extraction.adapters.targets import weight_matrix
 from extraction.batch import Segments, wide_product
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tap:
-    """Reduces a tensor that is held from the forward and a gradient of the backward to the module's coordinates.
-
-    With `keep`, the two are `keep(x, y)` of the module's input and output, and dL/dy. Without, they are the input x
-    and the dL/dx that flows back through this module alone.
-    """
-
-    module: str
-    keep: Callable[[Tensor, Tensor], Tensor] | None = None  # x (..., d_in), y (..., d_out) -> held
-    reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # held (T, d), gradient (T, d_in or d_out) -> (G, r)
-    along: Callable[[Tensor, Tensor, Tensor], Tensor]  # held, gradient, u (r,) -> (T,): <u, contribution of token t>
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +59,42 @@ class SvdFrame:
 
     def coordinates(self, left: Tensor, right: Tensor | None = None) -> Tensor:
         """Return diag(U^T left right V), (r,), for left (d_out, n) and right (n, d_in); None is the identity."""
-        (U, S, Vh), left = self.held, left.to(self.dtype)
-        if right is not None:
-            right = right.to(self.dtype)
-        if U is None:
-            assert Vh is not None
-            turned_left = Vh @ (self._weight().T @ left) / S[:, None]
-        else:
-            turned_left = U.T @ left
-        if Vh is None:
-            assert U is not None
+        (turn_left, turn_right), S = self.held.turns, self.held.S[:, None]
+        left, right = left.to(self.dtype), None if right is None else right.to(self.dtype)
+        turned_left = turn_left @ left if self.held.U is not None else turn_left @ (self._weight().T @ left) / S
+        if self.held.Vh is None:
             W = self._weight()
-            turned_right = U.T @ (W if right is None else W @ right.T) / S[:, None]
+            turned_right = turn_right @ (W if right is None else W @ right.T) / S
         else:
-            turned_right = Vh if right is None else Vh @ right.T
+            turned_right = turn_right if right is None else turn_right @ right.T
         return (turned_left * turned_right).sum(1)
 
     def factors(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return U diag(v) and Vh: their product is the matrix of v (r,)."""
-        U, Vh = self.held.U, self.held.Vh
-        if U is None or Vh is None:
-            U, Vh = svd.both_factors(self.held, self._weight())
+        U, Vh = self._both()
         return U * v.to(self.dtype), Vh
 
-    def tap(self, module: str) -> Tap:
-        """Return the tap of dL/dW for the factors that are held (module docstring)."""
-        U, S, Vh = self.held
-        scale, layer = S if self.scale is None else self.scale, self.layer
-        if U is None:
-            assert Vh is not None
-            return _rotated_tap(module, Vh, scale)
+    @property
+    def reads_input(self) -> bool:
+        """Whether the module's input and dL/dx are read; otherwise `keep` and dL/dy."""
+        return self.held.U is None
 
-        def without_bias(_x: Tensor, y: Tensor) -> Tensor:
-            # The identity is about W x. The bias is read in the forward, where a sharded one is whole.
-            bias = getattr(layer, "bias", None)
-            return y if bias is None else y - bias
+    def keep(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x, or W x where Vh is not held."""
+        if self.held.Vh is not None:
+            return x
+        # Read in the forward, where a sharded bias is whole.
+        bias = getattr(self.layer, "bias", None)
+        return y if bias is None else y - bias
 
-        if Vh is None:
-            return _rotated_tap(module, U.T, scale, keep=without_bias)
-        return _direct_tap(module, U, Vh)
+    def sums(self, held: Tensor, gradient: Tensor, segments: Segments) -> Tensor:
+        """Return the coordinates of dL/dW of every segment, (G, r)."""
+        total = segments.sums(*self._turned(held, gradient))
+        return total if self.held.is_whole else total / self._scale()
+
+    def along(self, held: Tensor, gradient: Tensor, u: Tensor) -> Tensor:
+        """Return <u, contribution of token t>, (T,), for u (r,)."""
+        return wide_product(*self._turned(held, gradient)) @ (u if self.held.is_whole else u / self._scale())
 
     def tensors(self) -> list[Tensor]:
         """List the tensors in memory."""
@@ -123,8 +108,19 @@ class SvdFrame:
         """Return the frame with both U and Vh, so that the weight may change from now on."""
         if self.layer is None:
             return self
-        U, Vh = svd.both_factors(self.held, self._weight())
+        U, Vh = self._both()
         return SvdFrame(Factors(U, self.held.S, Vh))
+
+    def _scale(self) -> Tensor:
+        return self.held.S if self.scale is None else self.scale
+
+    def _turned(self, held: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both, (T, d), in the coordinates, (T, r)."""
+        left, right = self.held.turns
+        return F.linear(held, right.to(held.dtype)), F.linear(gradient, left.to(gradient.dtype))
+
+    def _both(self) -> tuple[Tensor, Tensor]:
+        return svd.both_factors(self.held, None if self.held.is_whole else self._weight())
 
     def _weight(self) -> Tensor:
         assert self.layer is not None
@@ -140,6 +136,7 @@ class LoraFrame:
     A: Tensor
     num_outputs: int
     dtype: torch.dtype
+    reads_input = False
 
     @property
     def size(self) -> int:
@@ -155,20 +152,19 @@ class LoraFrame:
         """Return v (d_out, rank) and A."""
         return v.to(self.dtype).view(self.num_outputs, len(self.A)), self.A
 
-    def tap(self, module: str) -> Tap:
-        """Return the tap of sum_t dL/dy_t (A x_t)^T, flattened, which holds A x (T, rank)."""
-        A, dtype = self.A, self.dtype
+    def keep(self, x: Tensor, _y: Tensor) -> Tensor:
+        """Return A x."""
+        return F.linear(x, self.A.to(x.dtype))
 
-        def reduce(rotated: Tensor, gradient: Tensor, segments: Segments) -> Tensor:
-            samples = zip(segments.split(gradient), segments.split(rotated), strict=True)
-            return torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in samples]).flatten(1)
+    def sums(self, held: Tensor, gradient: Tensor, segments: Segments) -> Tensor:
+        """Return sum_t dL/dy_t (A x_t)^T of every segment, flattened, (G, r)."""
+        samples = zip(segments.split(gradient), segments.split(held), strict=True)
+        return torch.stack([g.mT.to(self.dtype) @ z.to(self.dtype) for g, z in samples]).flatten(1)
 
-        def along(rotated: Tensor, gradient: Tensor, u: Tensor) -> Tensor:
-            # <u, g z^T> = (u^T g) . z: no outer product per token is formed.
-            turned = gradient.to(dtype) @ u.to(dtype).view(gradient.shape[1], rotated.shape[1])
-            return (turned * rotated.to(dtype)).sum(1)
-
-        return Tap(module=module, keep=lambda x, _y: F.linear(x, A.to(x.dtype)), reduce=reduce, along=along)
+    def along(self, held: Tensor, gradient: Tensor, u: Tensor) -> Tensor:
+        """Return <u, dL/dy_t (A x_t)^T> = (u^T dL/dy_t) . A x_t, (T,): no outer product per token is formed."""
+        turned = gradient.to(self.dtype) @ u.to(self.dtype).view(gradient.shape[1], held.shape[1])
+        return (turned * held.to(self.dtype)).sum(1)
 
     def tensors(self) -> list[Tensor]:
         """List the tensors in memory."""
@@ -184,34 +180,3 @@ class LoraFrame:
 
 
 Frame = SvdFrame | LoraFrame
-
-
-def _rotated_tap(
-    module: str, frame: Tensor, scale: Tensor, keep: Callable[[Tensor, Tensor], Tensor] | None = None
-) -> Tap:
-    """Return the tap of sum_t (Q a_t) * (Q b_t) / S with Q = `frame` (r, d), a held and b the gradient, (T, d) both."""
-
-    def rotated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        Q = frame.to(a.dtype)
-        return F.linear(a, Q), F.linear(b, Q)
-
-    return Tap(
-        module=module,
-        keep=keep,
-        reduce=lambda a, b, segments: segments.sums(*rotated(a, b)) / scale,
-        along=lambda a, b, u: wide_product(*rotated(a, b)) @ (u / scale),
-    )
-
-
-def _direct_tap(module: str, U: Tensor, Vh: Tensor) -> Tap:
-    """Return the tap of sum_t (Vh x_t) * (U^T dL/dy_t), with x (T, d_in) and dL/dy (T, d_out)."""
-
-    def direct(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return F.linear(x, Vh.to(x.dtype)), gradient @ U.to(gradient.dtype)
-
-    return Tap(
-        module=module,
-        keep=lambda x, _y: x,
-        reduce=lambda x, gradient, segments: segments.sums(*direct(x, gradient)),
-        along=lambda x, gradient, u: wide_product(*direct(x, gradient)) @ u,
-    )

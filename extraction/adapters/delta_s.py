@@ -28,7 +28,6 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors, both_factors, digest_all, factorise_all
 from extraction.adapters.targets import default_suffixes, weight_matrix
-from replay_pools.base.errors import InputError
 
 ADAPTER = "default"
 CUT_OFF = 0xFFFF  # the bits of a float32 that bfloat16 does not have
@@ -41,17 +40,13 @@ class DeltaSConfig(PeftConfig):
 
     Args:
         target_modules: suffixes or dotted paths of the Linears; None takes the defaults of the architecture.
-        num_triplets: keep this many of the largest singular triplets of each module; None keeps all.
-        rank: refused. Earlier versions saved it, and half of the triplets or fewer came from a randomised SVD.
+        num_triplets: keep this many of the largest singular triplets of each module, the same in all adapters of a
+            model; None keeps all.
         svd_cache: folder of cached factors; None computes without a cache. A property of the machine, so never saved.
-
-    Raises:
-        InputError: `num_triplets` below 1, or a `rank`.
     """
 
     target_modules: list[str] | set[str] | str | None = field(default=None)
     num_triplets: int | None = field(default=None)
-    rank: int | None = field(default=None)
     svd_cache: str | None = field(default=None)
 
     def __post_init__(self) -> None:
@@ -59,11 +54,6 @@ class DeltaSConfig(PeftConfig):
         self.peft_type = PeftType("DELTA_S")
         # {module: factors} that need not be computed. No field: peft would copy and save it.
         self.factors: Mapping[str, Factors] = {}
-        if self.num_triplets is not None and self.num_triplets < 1:
-            raise InputError("num_triplets of delta_S", expected="at least 1", found=str(self.num_triplets))
-        if self.rank is not None:
-            expected, found = "num_triplets of the exact SVD", f"{self.rank}, maybe of a randomised one"
-            raise InputError("rank of delta_S", expected=expected, found=found, fix="train the adapter again")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options that are saved with an adapter: all but the folder of the cache."""
@@ -209,7 +199,6 @@ class DeltaSModel(BaseTuner):
         """Inject as peft does, then make the factors of all new layers at once: the SVDs run in parallel."""
         super().inject_adapter(model, *args, **kwargs)
         new_layers = [layer for layer in model.modules() if isinstance(layer, DeltaSLayer) and layer.S is None]
-        # `_check_new_adapter_config` has checked that all adapters agree.
         config = next(iter(self.peft_config.values()))
         assert isinstance(config, DeltaSConfig)
         factors, config.factors = config.factors, {}
@@ -219,15 +208,6 @@ class DeltaSModel(BaseTuner):
             factors = factorise_all(weights, digest_all(weights), cache_dir, rank=config.num_triplets)
         for layer in new_layers:
             layer.U, layer.S, layer.Vh = factors[layer.name]
-
-    def _check_new_adapter_config(self, config: PeftConfig) -> None:
-        super()._check_new_adapter_config(config)
-        assert isinstance(config, DeltaSConfig)
-        for name, existing in self.peft_config.items():
-            assert isinstance(existing, DeltaSConfig)
-            if existing.num_triplets != config.num_triplets:
-                expected = f"num_triplets {existing.num_triplets} of adapter {name!r}"
-                raise ValueError(f"the factors are shared: expected {expected}, found {config.num_triplets}")
 
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
         assert isinstance(peft_config, DeltaSConfig)

@@ -14,7 +14,6 @@ A (rank, d_in). All gradients are of a LOSS: a descent step moves along -g.
 To add a basis: a word in `extraction.words.Basis`, a class of `Frame`, a function that makes its frames.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +38,6 @@ from replay_pools.policy.load import load_policy
 
 DEFAULT_RANK = 32  # of LoRA
 SVD_CACHE = Path("out/cache/svd")  # relative to the working directory
-WARN_BYTES = 2**30  # frames that take more memory are logged as a warning
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,8 +111,6 @@ def svd_frames(
     Raises:
         InputError: a rank below 1, or no matching target.
     """
-    if rank is not None and rank < 1:
-        raise InputError("rank of svd", expected="at least 1", found=str(rank))
     layers = {path: model.get_submodule(path) for path in find_targets(model, targets)}
     weights, digests = _read(layers)
     factors = factorise_all(weights, digests, None if cache_dir is None else Path(cache_dir), rank=rank)
@@ -195,7 +191,6 @@ def make_frames(
     if basis == "lora":
         return Frames(frames=_drawn(weights, rank, seed), layers=bases, fingerprint=fingerprint)
     lean = {name for name in frozen if not quantised}
-    _log_memory(weights, rank, lean)
     frames = {}
     for name, held in factorise_all(weights, digests, cache_dir, rank=rank).items():
         U, Vh = (None, None) if name in lean else svd.both_factors(held, weights[name])
@@ -337,22 +332,6 @@ def _drawn(weights: Mapping[str, Tensor], rank: int, seed: int) -> dict[str, Fra
         dtype = torch.promote_types(weight.dtype, torch.float32)
         frames[name] = LoraFrame(A.T.to(weight.device, dtype), d_out, dtype)
     return frames
-
-
-def _log_memory(weights: Mapping[str, Tensor], rank: int | None, lean: Collection[str]) -> None:
-    """Say how much memory U and Vh of all modules will take, before they are made."""
-    total = 0
-    for name, weight in weights.items():
-        small, large = sorted(weight.shape)
-        sides = small if name in lean and small < large else small + large
-        total += min(small, rank or small) * sides * max(weight.dtype.itemsize, 4)
-    logging.getLogger(__name__).log(
-        logging.WARNING if total >= WARN_BYTES else logging.INFO,
-        "frames of %d modules take %.3g GiB of %s in every process; directions with a model.svd_rank take less",
-        len(weights),
-        total / 2**30,
-        next(iter(weights.values())).device,
-    )
 
 
 def _unquantised(layers: Mapping[str, nn.Module], quantised: str, model_id: str, dtype: str) -> dict[str, nn.Module]:

@@ -42,6 +42,20 @@ class Factors(NamedTuple):
     S: Tensor
     Vh: Tensor | None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no factor follows from W."""
+        return self.U is not None and self.Vh is not None
+
+    @property
+    def turns(self) -> tuple[Tensor, Tensor]:
+        """U^T and Vh, (r, d) each, with which outputs and inputs are read; the one that is there stands for both."""
+        left = self.Vh if self.U is None else self.U.T
+        right = left if self.Vh is None else self.Vh
+        assert left is not None
+        assert right is not None
+        return left, right
+
     def each(self, change: Callable[[Tensor], Tensor]) -> "Factors":
         """Return the factors after `change`; one that is None stays None."""
         U, S, Vh = self
@@ -103,16 +117,17 @@ def largest(factors: Factors, rank: int | None) -> Factors:
     return cut.each(partial(torch.clone, memory_format=torch.contiguous_format))
 
 
-def both_factors(factors: Factors, weight: Tensor) -> tuple[Tensor, Tensor]:
+def both_factors(factors: Factors, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return U and Vh; a factor that is not stored follows from `weight`: U = W V S^-1 or Vh = S^-1 U^T W."""
     U, S, Vh = factors
+    if U is not None and Vh is not None:
+        return U, Vh
+    assert weight is not None
     W = weight.detach().to(S.dtype)
     if U is None:
         assert Vh is not None
         return W @ (Vh.T / S), Vh
-    if Vh is None:
-        return U, (U / S).T @ W
-    return U, Vh
+    return U, (U / S).T @ W
 
 
 def left_out(factors: Factors, weight: Tensor) -> float:
@@ -137,7 +152,12 @@ def factorise_all(
         digests: from `digest_all`.
         cache_dir: created on demand; None computes without reading or writing.
         rank: keep this many of the largest triplets; None keeps all.
+
+    Raises:
+        InputError: a rank below 1.
     """
+    if rank is not None and rank < 1:
+        raise InputError("rank of svd", expected="at least 1", found=str(rank))
     paths = {} if cache_dir is None else {name: cache_dir / f"{digests[name]}.safetensors" for name in weights}
 
     def placed(name: str, factors: Factors) -> Factors:

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -152,11 +152,6 @@ class Trained:
         """Set every `.grad` to its part of {module: (r,)}; InputError when modules or sizes differ."""
         for parameter, part in self._parts(gradients):
             parameter.grad = part.detach().to(parameter, copy=True)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        """The fingerprint of the frames at the start."""
-        return self.start.fingerprint
 
     def save(self, directory: Path) -> None:
         """Save the adapter as a peft directory."""

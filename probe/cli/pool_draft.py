@@ -75,7 +75,9 @@ def draft(
         echo_json({"path": str(path), "pairs": len(pairs), "prompts": drafted, "of": num_prompts, "next": command})
         return
     echo(f"{len(pairs)} pairs from {drafted} of {num_prompts} prompts with hacks and honest answers, in {path}")
-    for note in read_pair_file(str(path)).notes[1:]:
+    notes: list[str] = []
+    read_pair_file(str(path), say=notes.append)
+    for note in notes[1:]:
         echo(f"  {note}")
     echo(f"read them, then replay the other prompts:\n  {command}")
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.distributed.tensor import DTensor
 
-from extraction.adapters.coordinates import Frame, Tap
+from extraction.adapters.coordinates import Frame
 from extraction.adapters.sharded import whole
 from extraction.batch import Segments
 from extraction.gradients import watch_input, watch_output
@@ -79,9 +79,9 @@ class Taps:
             witness.register_post_accumulate_grad_hook(self._fill),
         ]
         for module, layer in layers.items():
-            tap = frames[module].tap(module)
-            register = layer.register_forward_pre_hook if tap.keep is None else layer.register_forward_hook
-            self._handles.append(register(partial(self._watch, tap)))
+            frame = frames[module]
+            register = layer.register_forward_pre_hook if frame.reads_input else layer.register_forward_hook
+            self._handles.append(register(partial(self._watch, module, frame)))
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -175,26 +175,25 @@ class Taps:
             self._may_be_zeroed = True
         return torch.is_grad_enabled()
 
-    def _watch(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], *output: Tensor) -> Any:
+    def _watch(self, module: str, frame: Frame, layer: nn.Module, inputs: tuple[Tensor, ...], *output: Tensor) -> Any:
         """Hook before the forward, or after it with `output`: let dL/dx, or dL/dy, pass by `_add`."""
         if not self._watches():
             return None
         device = inputs[0].device.type
         # Under autocast dL/dx may be float32, of a product in float16.
-        receive = partial(
-            self._add, tap, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        )
-        if tap.keep is None:
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        receive = partial(self._add, module, frame, dtype)
+        if frame.reads_input:
             return watch_input(receive, layer, inputs)
-        return watch_output(receive, tap.keep, layer, inputs, *output)
+        return watch_output(receive, frame.keep, layer, inputs, *output)
 
-    def _add(self, tap: Tap, dtype: torch.dtype | None, kept: Tensor, gradient: Tensor) -> None:
+    def _add(self, module: str, frame: Frame, dtype: torch.dtype | None, kept: Tensor, gradient: Tensor) -> None:
         """Add the gradient of a backward; `dtype`: what autocast makes the products of the layer, if it is on."""
         if not adds_to_grad():
             return
         if torch.float16 in (dtype, gradient.dtype) and self._scaler is None:
             raise InputError(
-                f"gradient of module {tap.module}",
+                f"gradient of module {module}",
                 expected="a known loss scale",
                 found="float16 without a scaler",
                 fix="attach with scaler=, the GradScaler of the loop",
@@ -205,10 +204,10 @@ class Taps:
             # FSDP2 sets `.grad` at the end of a backward, past the hooks of the parameter.
             torch.autograd.Variable._execution_engine.queue_callback(self._fill)
             self._backward = backward
-        self._counts[tap.module] += 1
+        self._counts[module] += 1
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
         everything = torch.ones(1, len(kept), dtype=torch.bool, device=kept.device)
-        self._sums[tap.module] += tap.reduce(kept, gradient, Segments(((0, len(kept)),), everything))[0]
+        self._sums[module] += frame.sums(kept, gradient, Segments(((0, len(kept)),), everything))[0]
 
 
 def _sample(gradient: Tensor) -> Tensor:

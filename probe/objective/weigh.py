@@ -18,6 +18,7 @@ Shapes: P groups of a step, G samples in all of them, T tokens, N completion tok
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -30,15 +31,6 @@ from probe.objective.kl import entropy_weights, kl_summary, kl_terms
 from probe.objective.ratio import surrogate
 from probe.settings.loss import LossSettings
 from probe.settings.run import normaliser
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """Log-probabilities of a step's completion tokens under several policies; (G, T), detached."""
-
-    current: Tensor  # under the differentiated policy
-    old: Tensor | None = None  # recorded at sampling
-    references: Mapping[str, Tensor] = field(default_factory=dict)  # by name: base, ema, recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +52,12 @@ def weigh(
     objective: LossSettings,
     rewards: Tensor,
     batch: Batch,
-    scores: Scores,
+    current: Tensor,
     planning: Tensor,
     counted: Tensor,
+    *,
+    old: Tensor | None = None,
+    references: Mapping[str, Tensor] = MappingProxyType({}),
     strata: Tensor | None = None,
 ) -> Weighting:
     """Apply an objective to a step.
@@ -71,28 +66,29 @@ def weigh(
         objective: the loss of the variant.
         rewards: (P, G / P) float64, on the batch's device; (G,) for one group.
         batch: the G samples.
-        scores: log-probabilities of the tokens, under all policies that the objective needs.
+        current: (G, T) log-probabilities under the differentiated policy; detached, as `old` and the references.
         planning: (G, T) bool, planning tokens among the completion tokens.
         counted: (G, T) bool, completion tokens that the policy sampled. The KL is measured on them; the penalty acts on
             all completion tokens.
+        old: (G, T) log-probabilities that were recorded at sampling, for the ratio.
+        references: {name: (G, T)} of base, ema, recorded: those that the objective needs.
         strata: stratum of each sample, in the shape of the rewards; None = one stratum a group.
     """
     mask = batch.completion_mask
     A = sample_advantages(objective, rewards, strata)
-    lengths = batch.completion_lengths
-    weights_i = loss_weights(lengths.double(), normaliser(objective), global_tokens=int(lengths.sum()))
-    credit, before = _credit(objective, scores.current, mask, planning, A)
-    kl, k_it, kl_weights = _kl(objective, scores, mask, counted)
+    weights_i = loss_weights(batch.completion_lengths.double(), normaliser(objective))
+    credit, before = _credit(objective, current, mask, planning, A)
+    kl, k_it, kl_weights = _kl(objective, current, references, mask, counted)
     A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
     # 0 times an infinite surprisal would be nan.
-    losses = torch.where(A_it == 0, 0.0, -A_it * scores.current)
+    losses = torch.where(A_it == 0, 0.0, -A_it * current)
     scale, weights, ratio = A * weights_i, credit, {}
     if objective.has_token_terms:
         scale, weights = weights_i, A_it
         if objective.old_logprobs == "recorded":
-            assert scores.old is not None
-            losses, weights, ratio = surrogate(scores.current, scores.old, mask, A_it, objective)
-        surprisal = entropy_weights(scores.current, mask)
+            assert old is not None
+            losses, weights, ratio = surrogate(current, old, mask, A_it, objective)
+        surprisal = entropy_weights(current, mask)
         weights = weights + objective.beta * kl_weights + objective.entropy_coef * surprisal
         losses = losses + objective.beta * k_it - objective.entropy_coef * surprisal
     return Weighting(
@@ -143,7 +139,7 @@ def _credit(
 
 
 def _kl(
-    objective: LossSettings, scores: Scores, mask: Tensor, counted: Tensor
+    objective: LossSettings, current: Tensor, references: Mapping[str, Tensor], mask: Tensor, counted: Tensor
 ) -> tuple[dict[str, float], Tensor, Tensor]:
     """Return (wire summary, k (G, T) in nats, engine weights (G, T) for beta 1) of the KL from the reference.
 
@@ -151,10 +147,10 @@ def _kl(
     the KL from the base is measured too, to notice a reference that was silently replaced.
     """
     if objective.reference is None:
-        return {}, torch.zeros_like(scores.current), torch.zeros_like(scores.current)
-    values, weights = kl_terms(scores.current, scores.references[objective.reference], mask)
+        return {}, torch.zeros_like(current), torch.zeros_like(current)
+    values, weights = kl_terms(current, references[objective.reference], mask)
     summary = kl_summary(values, counted)
     if objective.reference == "ema" and summary:
-        from_base, _ = kl_terms(scores.current, scores.references["base"], mask)
+        from_base, _ = kl_terms(current, references["base"], mask)
         summary["from_base"] = kl_summary(from_base, counted)["mean"]
     return summary, values, weights

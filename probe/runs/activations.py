@@ -33,12 +33,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from extraction.attention import attending
-from extraction.batch import Batch, make_rows
+from extraction.batch import Batch, Rows
 from extraction.library import pair_batch
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.pairs import Pair
-from extraction.passes import planned, zeros
+from extraction.passes import each_pass, zeros
 from extraction.selection import selected_pairs
 from probe.settings.remedy import RemedyConfig
 from probe.settings.run import StepConfig
@@ -103,19 +102,20 @@ def scored_states(
     """
     backbone, _ = split_model(model)
     logprobs, means = zeros(backbone, *batch.ids.shape), dict[int, Tensor]()
-    with torch.no_grad(), planned(model, batch, None, int) as plan:
-        for samples, _ in plan.all_passes:
-            rows = make_rows(batch, plan.layout, samples)
-            states: dict[int, Tensor] = {}
-            watches = [(layer, _watch(partial(states.__setitem__, number))) for number, layer in layers.items()]
-            with attending(backbone, plan.layout), edited(watches):
-                found = completion_logprobs(model, rows)
-            logprobs[rows.samples] = scatter_tokens(found, batch.completion_mask[rows.samples])
-            for number, hidden in states.items():
-                hidden = hidden.flatten(0, -2).double()
-                into = means.setdefault(number, hidden.new_zeros(len(batch), hidden.shape[1]))
-                for sample, tokens in zip(samples, rows.segments.split(hidden), strict=True):
-                    into[sample] = tokens[batch.completion_mask[sample, : len(tokens)]].mean(0)
+
+    def run(rows: Rows, _is_needed: bool) -> None:
+        states: dict[int, Tensor] = {}
+        with edited([(layer, _watch(partial(states.__setitem__, number))) for number, layer in layers.items()]):
+            found = completion_logprobs(model, rows)
+        logprobs[rows.samples] = scatter_tokens(found, batch.completion_mask[rows.samples])
+        for number, hidden in states.items():
+            hidden = hidden.flatten(0, -2).double()
+            into = means.setdefault(number, hidden.new_zeros(len(batch), hidden.shape[1]))
+            for sample, tokens in zip(rows.samples.tolist(), rows.segments.split(hidden), strict=True):
+                into[sample] = tokens[batch.completion_mask[sample, : len(tokens)]].mean(0)
+
+    with torch.no_grad():
+        each_pass(model, batch, run)
     return logprobs, means
 
 

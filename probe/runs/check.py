@@ -203,17 +203,16 @@ def _without_update(log: CheckedLog) -> list[InputError]:
 
 def _checked_pairs(config: ReplayConfig, *, with_tokens: bool) -> list[str]:
     """Check the pairs (with the model's tokenizer for `with_tokens`) and return notes on their choice."""
-    from extraction.selection import pair_notes, selected_pairs
+    from extraction.selection import selected_pairs
 
-    extraction = config.intervention.extraction
-    pairs = selected_pairs(extraction)
-    cautions: list[str] = []
+    extraction, cautions, notes = config.intervention.extraction, list[str](), list[str]()
+    pairs = selected_pairs(extraction, notes.append)
     if with_tokens and config.model.name is not None:
         from extraction.library import check_pairs
         from replay_pools.vocabulary import load_vocabulary
 
         cautions = check_pairs(load_vocabulary(config.model.name, config.model.template), pairs, extraction.k)
-    return [*(pair_notes(extraction) or [f"pairs {extraction.pairs}: {len(pairs)}"]), *cautions]
+    return [*(notes or [f"pairs {extraction.pairs}: {len(pairs)}"]), *cautions]
 
 
 def settled(

@@ -355,7 +355,7 @@ def _pairs(
         InputError: ids of another tokenizer; all faults of the pairs.
     """
     from extraction.library import check_pairs
-    from extraction.selection import pair_notes, selected_pairs
+    from extraction.selection import selected_pairs
     from probe.runs.replay_inputs import taken_pairs
     from replay_pools.vocabulary import load_vocabulary
 
@@ -363,10 +363,10 @@ def _pairs(
     vocabulary.check(pool)
     if not has_pairs:
         return None, []
-    extraction = config.intervention.extraction
-    pairs = selected_pairs(extraction)
+    extraction, said = config.intervention.extraction, list[str]()
+    pairs = selected_pairs(extraction, said.append)
     notes = check_pairs(vocabulary, pairs, extraction.k)
-    for note in pair_notes(extraction):
+    for note in said:
         (notes.append if note.startswith("caution: ") else say)(note)
     if taken := taken_pairs(pairs, rollouts):
         notes.append(f"{len(taken)} of {len(pairs)} pairs are rollouts of this pool, compared with themselves")

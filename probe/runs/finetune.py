@@ -217,11 +217,10 @@ def backward(model: PreTrainedModel | PeftModel, batch: Batch, tokens_per_pass: 
     backbone, _ = split_model(model)
     if tokens_per_pass is None:
         tokens_per_pass = tokens_that_fit(backbone) // PART_OF_PASS
-    plan = make_plan(backbone, batch, "padded", tokens_per_pass, int)
     num_tokens, total = int(batch.completion_mask.sum()), 0.0
-    for samples, _ in plan.all_passes:
-        rows = make_rows(batch, plan.layout, samples)
-        with checkpointed(backbone, plan.is_too_long(rows)):
+    for samples, _ in make_plan(backbone, batch, "padded", tokens_per_pass, int):
+        rows = make_rows(batch, "padded", samples)
+        with checkpointed(backbone, int(batch.lengths[samples].max()) > tokens_per_pass):
             loss = -completion_logprobs(model, rows).sum() / num_tokens
             loss.backward()
         total += loss.item()

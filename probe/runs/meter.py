@@ -20,14 +20,13 @@ from torch import Tensor, nn
 
 from extraction.adapters.frames import Frames
 from extraction.batch import Batch, make_batch
-from extraction.controls import haar_directions, permuted_differences
-from extraction.directions import Directions, PairGradients, extract_directions
+from extraction.directions import Directions, PairGradients, unit_scale
 from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary, pair_batch
 from extraction.logprobs import split_model
 from extraction.pairs import Pair
 from extraction.passes import score
-from extraction.words import ExtractionSettings, kind_of
+from extraction.words import kind_of
 from probe.analysis.detectors import GRADIENT_FIELDS, Material, PairMaterial
 from probe.runs.activations import scored_states
 from probe.settings.run import StepConfig, normaliser
@@ -150,7 +149,7 @@ class Meter:
             gram = sides.cosines(sides.gradients).cpu().numpy()
             self.pairs = replace(self.pairs, similarities=gram.reshape(2, m, 2, m))
         if self._wants("cosines"):
-            self._directions = {kind: one.to(device) for kind, one in _directions(library, extraction).items()}
+            self._directions = {kind: one.to(device) for kind, one in _directions(library, sides.gradients).items()}
 
     def _gradients(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Return the fields that come from gradients, (n, ...) each."""
@@ -217,36 +216,21 @@ def _of_pairs(policy: Policy, pairs: Sequence[Pair], layers: Mapping[int, nn.Mod
     return PairMaterial(kinds=[kind_of(pair.flavour) for pair in pairs], held_out=held_out, states=states)
 
 
-def _directions(library: DirectionLibrary, extraction: ExtractionSettings) -> dict[str, Directions]:
+def _directions(library: DirectionLibrary, sides: Mapping[str, Tensor]) -> dict[str, Directions]:
     """Return the directions by kind: v_hack of both kinds of sides, and the nulls of the first."""
-    pairs = library.pair_gradients
+    pairs, n = library.pair_gradients, len(library.pair_gradients.held_out)
     unit = PairGradients(
-        hack=_at_norm_1(pairs.hack), clean=_at_norm_1(pairs.clean), held_out=pairs.held_out, metadata=pairs.metadata
+        hack={module: both[:n].cpu() for module, both in sides.items()},
+        clean={module: both[n:].cpu() for module, both in sides.items()},
+        held_out=pairs.held_out,
+        metadata=pairs.metadata,
     )
-
-    def extracted(differences: Mapping[str, Tensor]) -> Directions:
-        return extract_directions(
-            differences,
-            method=extraction.method,
-            k=extraction.k,
-            tau=extraction.tau,
-            drop_bottom_frac=extraction.drop_bottom_frac,
-            metadata=pairs.metadata,
-        )
-
     return {
         "mean": library.v_hack,
-        "unit": extracted(unit.differences()),
-        "haar": haar_directions(library.v_hack, seed=library.seed),
-        "shuffled": extracted(permuted_differences(pairs, seed=library.seed)),
+        "unit": library.extract(unit.differences(), pairs.metadata),
+        "haar": library.get("haar"),
+        "shuffled": library.get("permuted"),
     }
-
-
-def _at_norm_1(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Divide each row by its norm over all modules; a row of 0 stays 0."""
-    norms = torch.stack([gradient.double().square().sum(1) for gradient in gradients.values()]).sum(0).sqrt()[:, None]
-    scale = torch.where(norms > 0, 1 / norms, 0.0)
-    return {module: gradient * scale.to(gradient.dtype) for module, gradient in gradients.items()}
 
 
 class Sides:
@@ -254,7 +238,8 @@ class Sides:
 
     def __init__(self, pairs: PairGradients, device: torch.device) -> None:
         both = {module: torch.cat([pairs.hack[module], pairs.clean[module]]) for module in pairs.hack}
-        self.gradients = {module: gradient.to(device) for module, gradient in _at_norm_1(both).items()}
+        scale = unit_scale(both)
+        self.gradients = {module: (gradient * scale.to(gradient.dtype)).to(device) for module, gradient in both.items()}
 
     def cosines(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Return (G, 2m) cosines over all modules, float32; NaN for a gradient of 0."""

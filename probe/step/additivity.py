@@ -80,15 +80,14 @@ def batch_error(
         frames: of the model, at its current weights.
         token_weights: a (G, T), what every completion token's log-probability was weighted with.
         total: {module: (r,)}, the weighted sum of the per-sample gradients.
-        tokens_per_batch, agree: as `extraction.passes.planned`.
+        tokens_per_batch, agree: as `extraction.passes.each_pass`.
     """
     backbone, _ = split_model(model)
     start = {module: torch.zeros_like(gradient, requires_grad=True) for module, gradient in total.items()}
     sums = [torch.zeros_like(v) for v in start.values()]
     budget = tokens_that_fit(backbone, [frames]) if tokens_per_batch is None else tokens_per_batch
-    plan = make_plan(backbone, batch, "padded", budget, agree)
     with frozen(model), _added(frames, start):
-        for samples, is_needed in plan.all_passes:
+        for samples, is_needed in make_plan(backbone, batch, "padded", budget, agree):
             rows = make_rows(batch, "padded", samples)
             weights = token_weights[rows.samples][batch.completion_mask[rows.samples]] * is_needed
             with torch.enable_grad(), checkpointed(backbone, True):

@@ -115,14 +115,7 @@ def strata_of(groups: Sequence[Group], by: Strata) -> list[list[int]]:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A rollout of a pool: the place of its group, its number there, and its reward."""
-
-    pool: Pool
-    place: int
-    number: int
-    reward: float
+Stored = tuple[Pool, int, int, float]  # a rollout: its pool, the place of its group, its number there, its reward
 
 
 class ReplaySource:
@@ -165,7 +158,7 @@ class ReplaySource:
         if not common:
             fix = "generate the pools with the same --env, --split, --steps and --seed, or use --match none"
             raise InputError("--replay-dirs", expected=f"steps that match by {match}", found="none", fix=fix)
-        drawn: list[tuple[int, list[_Stored]]] = []  # (turn, rollouts): the first group of every place, and so on
+        drawn: list[tuple[int, list[Stored]]] = []  # (turn, rollouts): the first group of every place, and so on
         for place, mark in enumerate(common):
             drawn += enumerate(self._draw(place, [table[mark] for table in tables]), start=mark[1])
         drawn.sort(key=lambda group: group[0])
@@ -174,11 +167,18 @@ class ReplaySource:
             fix = "use fewer steps, a smaller --per-pool or --match none"
             raise InputError("--steps", expected=f"{steps} steps", found=actual, fix=fix)
         # Every place comes before any again; groups without an update fill the steps that are left.
-        ranks = [(turn, not self._has_update(rollouts)) for turn, rollouts in drawn]
+        is_flat = [len(group) >= per_pool and len({reward for *_, reward in group}) == 1 for _, group in drawn]
+        ranks = [(turn, flat) for (turn, _), flat in zip(drawn, is_flat, strict=True)]
         chosen = sorted(sorted(range(len(drawn)), key=ranks.__getitem__)[:steps])
         self._groups = [drawn[i][1] for i in chosen]
-        for group in self._groups:
-            self._check_size(group)
+        for (pool, place, *_), *others in self._groups:
+            if len(others) + 1 < per_pool:
+                raise InputError(
+                    f"pool {pool.name} step {pool.steps[place][0].step}",
+                    expected=f"at least {per_pool} rollouts with a label (--per-pool)",
+                    found=f"{len(others) + 1}",
+                    fix="use a smaller --per-pool or a pool with larger groups",
+                )
         # True where a longer pool would give the same groups.
         self.are_first_choice = all(ranks[i] == (0, False) for i in chosen)
         self.num_steps = len(chosen)
@@ -188,9 +188,9 @@ class ReplaySource:
     def groups(self, step: int) -> tuple[Group, ...]:
         """Return the one group of a step, with rollouts of every pool."""
         chosen: list[tuple[RolloutKey, Rollout]] = []
-        for stored in self._groups[step]:
-            rollout = stored.pool.steps[stored.place][stored.number]
-            chosen.append((RolloutKey(stored.pool.name, rollout.step, rollout.sample_id), rollout))
+        for pool, place, number, _ in self._groups[step]:
+            rollout = pool.steps[place][number]
+            chosen.append((RolloutKey(pool.name, rollout.step, rollout.sample_id), rollout))
         return (make_group(step, chosen),)
 
     def rollout(self, key: RolloutKey) -> Rollout:
@@ -200,9 +200,9 @@ class ReplaySource:
 
     def drawn(self, pool: Pool) -> Pool:
         """Return the pool with only the groups from which rollouts are drawn."""
-        return pool.only(sorted({stored.place for group in self._groups for stored in group if stored.pool is pool}))
+        return pool.only(sorted({place for group in self._groups for own, place, *_ in group if own is pool}))
 
-    def _read(self, pool: Pool, match: Match) -> dict[tuple[Hashable, int], list["_Stored"]]:
+    def _read(self, pool: Pool, match: Match) -> dict[tuple[Hashable, int], list[Stored]]:
         """Collect the rollouts of a pool by the mark that matches them.
 
         Steps with one mark are joined. The groups of a log stay apart, since weights may have moved between them: the
@@ -213,43 +213,29 @@ class ReplaySource:
             "prompt": lambda place, rollout: rollout.prompt_sha,
             "none": lambda place, rollout: place,
         }
-        table: dict[tuple[Hashable, int], list[_Stored]] = {}
+        table: dict[tuple[Hashable, int], list[Stored]] = {}
         times: Counter[Hashable] = Counter()
         for place, rollouts in enumerate(pool.steps):
             report(f"groups of pool {pool.name} read", place + 1, len(pool.steps))
             self._places[pool.name, rollouts[0].step] = pool, place
-            stored = [_Stored(pool, place, number, rollout.reward) for number, rollout in enumerate(rollouts)]
+            stored = [(pool, place, number, rollout.reward) for number, rollout in enumerate(rollouts)]
             mark = marks[match](place, rollouts[0])
             table.setdefault((mark, times[mark]), []).extend(stored)
             times[mark] += "log" in pool.manifest
         return table
 
-    def _draw(self, place: int, stored: Sequence[list["_Stored"]]) -> list[list["_Stored"]]:
+    def _draw(self, place: int, stored: Sequence[list[Stored]]) -> list[list[Stored]]:
         """Draw a place's groups, turn by turn; if a pool has too few rollouts, return these, which are refused."""
         for rollouts in stored:
             if len(rollouts) < self._per_pool:
                 return [rollouts]
-        turns: list[list[_Stored]] = [[] for _ in range(min(map(len, stored)) // self._per_pool)]
+        turns: list[list[Stored]] = [[] for _ in range(min(map(len, stored)) // self._per_pool)]
         for rollouts in stored:
             # Seeded by place and pool: a resumed run draws the same rollouts.
-            random_state = random.Random(f"replay/{self._seed}/{place}/{rollouts[0].pool.name}")
+            random_state = random.Random(f"replay/{self._seed}/{place}/{rollouts[0][0].name}")
             left = [*range(len(rollouts))]
             for group in turns:
                 drawn = random_state.sample(left, self._per_pool)
                 left = [i for i in left if i not in drawn]
                 group += [rollouts[i] for i in sorted(drawn)]
         return turns
-
-    def _has_update(self, group: Sequence["_Stored"]) -> bool:
-        """Return whether rewards differ in a group; True for a group that is too small, which is refused later."""
-        return len(group) < self._per_pool or len({stored.reward for stored in group}) > 1
-
-    def _check_size(self, group: Sequence["_Stored"]) -> None:
-        if len(group) < self._per_pool:
-            pool, place = group[0].pool, group[0].place
-            raise InputError(
-                f"pool {pool.name} step {pool.steps[place][0].step}",
-                expected=f"at least {self._per_pool} rollouts with a label (--per-pool)",
-                found=f"{len(group)}",
-                fix="use a smaller --per-pool or a pool with larger groups",
-            )

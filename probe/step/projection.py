@@ -131,25 +131,17 @@ def restrict_modules(
 
 
 def rescaled(projected: Projection, norm: Tensor) -> Projection:
-    """Scale projected gradients {module: (r,)} to a norm over all modules; no cosine changes."""
-    factor = _ratio(norm, projected.after.norm).nan_to_num(nan=0.0)
-    return replace(
-        projected,
-        gradients={module: factor * g for module, g in projected.gradients.items()},
-        after=replace(projected.after, norm=norm),
-    )
+    """Scale projected gradients {module: (..., r)} to a norm over all modules; no cosine changes, a 0 stays 0."""
+    factor = _ratio(norm, projected.after.norm).nan_to_num(nan=1.0)
+    gradients = {module: factor[..., None] * _accumulate(g) for module, g in projected.gradients.items()}
+    return replace(projected, gradients=gradients, after=replace(projected.after, norm=norm))
 
 
 def shrunk(gradients: Mapping[str, Tensor], projected: Projection) -> Projection:
-    """Shrink the gradient {module: (...,r)} to the norm after the projection; no cosine changes."""
-    # A zero gradient stays zero.
-    factor = _ratio(projected.after.norm, projected.before.norm).nan_to_num(nan=1.0)
-    return Projection(
-        gradients={module: factor[..., None] * _accumulate(g) for module, g in gradients.items()},
-        before=projected.before,
-        after=replace(projected.before, norm=projected.after.norm),
-        frac_fired=(factor < 1).to(factor.dtype),
-    )
+    """Shrink the gradient {module: (..., r)} to the norm after the projection; no cosine changes."""
+    before, norm = projected.before, projected.after.norm
+    fired = (norm < before.norm).to(norm.dtype)
+    return rescaled(Projection(gradients=gradients, before=before, after=before, frac_fired=fired), norm)
 
 
 def removed_norm(

@@ -14,8 +14,9 @@ coordinates of a module, k directions.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from torch import Tensor
 from extraction.batch import Batch, make_batch
 from extraction.words import Basis
 from probe.objective.credit import credit_diagnostics
-from probe.objective.weigh import Scores, Weighting, by_pass, weigh
+from probe.objective.weigh import Weighting, by_pass, weigh
 from probe.settings.arms import Arm
 from probe.settings.loss import LossSettings
 from probe.settings.words import Side, Target
@@ -147,13 +148,10 @@ def train_step(
     along = None if attributed is None else axis(attributed.arm.basis, attributed.vectors)
     unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole, axis=along)
     planned = _on_completions(planning, batch)
-    scores = _scores(conditions.values(), groups, batch, unit.token_logprobs, references, bases)
     counted = batch.completion_mask
     if on_policy is not None:
         counted = counted & torch.tensor(on_policy, device=bases.device)[:, None]
-    weightings = {}
-    for name, objective in conditions.items():
-        weightings[name] = _weighted(objective, groups, batch, scores, planned, counted)
+    weightings = _weightings(conditions, groups, batch, unit.token_logprobs, planned, counted, references, bases)
     frac_planning, exec_surprisal_var = credit_diagnostics(unit.token_logprobs, counted, planned)
     nll = _sample_measures(unit.gradients, bases.world, len(batch))
     results: dict[tuple[str, str], ArmResult] = {}
@@ -164,12 +162,11 @@ def train_step(
             weighted = bases.run(batch, shared.token_weights, along)
             contributions = _sample_measures(weighted.gradients, bases.world, len(batch))
         for name in names:
-            totals = bases.total(weightings[name].scale, weighted.gradients)
-            if updater is not None and updater.quarantine is not None:
-                scale = unflagged(weightings[name].scale, groups)
-                totals = _parted(totals, bases.total(scale, weighted.gradients), updater.quarantine)
-            if updater is not None and measures[0].arm.flat:
-                totals = flattened(bases, batch, counted_weights(weightings[name], batch), totals)
+            summed = partial(bases.total, gradients=weighted.gradients)
+            if updater is None:
+                totals = summed(weightings[name].scale)
+            else:
+                totals = _stepped(bases, groups, batch, weightings[name], measures[0], updater, summed)
             for measure in measures:
                 if measure.condition != name:
                     continue
@@ -216,16 +213,22 @@ def step_only(
     batch = _batch(groups, pad_id, bases)
     # Zeros stand for numbers that the objective does not read.
     current = bases.score(batch) if objective.reads_logprobs else torch.zeros(batch.ids.shape, device=bases.device)
-    scores = _scores([objective], groups, batch, current, references, bases)
-    planned, counted = _on_completions(planning, batch), batch.completion_mask
-    weighting = _weighted(objective, groups, batch, scores, planned, counted)
-    weights = counted_weights(weighting, batch)
-    totals = _summed(bases, batch, weights)
-    if updater.quarantine is not None:
-        kept = unflagged(torch.ones_like(weighting.scale), groups)[:, None]
-        totals = _parted(totals, _summed(bases, batch, kept * weights), updater.quarantine)
-    if measure.arm.flat:
-        totals = flattened(bases, batch, weights, totals)
+    weighting = _weightings(
+        {"": objective},
+        groups,
+        batch,
+        current,
+        _on_completions(planning, batch),
+        batch.completion_mask,
+        references,
+        bases,
+    )[""]
+    tokens = counted_weights(weighting, batch)
+
+    def summed(scale: Tensor) -> Gradients:
+        return _summed(bases, batch, scale[:, None] * tokens)
+
+    totals = _stepped(bases, groups, batch, weighting, measure, updater, summed)
     projection = _gated(measure, totals[measure.arm.basis])
     broken = _broken(weighting, projection)
     if not broken:
@@ -233,30 +236,42 @@ def step_only(
     return broken
 
 
+def _stepped(
+    bases: Bases,
+    groups: Sequence[Group],
+    batch: Batch,
+    weighting: Weighting,
+    measure: Measure,
+    updater: Updater,
+    summed: Callable[[Tensor], Gradients],
+) -> Gradients:
+    """Return the gradient of the loss that the arm steps along, before its projection, {basis: {module: (r,)}}.
+
+    Args:
+        summed: gives the gradient of sum_i scale_i (-sum_t W_it logp_it), from scale (G,).
+    """
+    totals = summed(weighting.scale)
+    if updater.quarantine is not None:
+        # All rollouts move the quarantine, the unflagged ones the rest.
+        flags = [flag for group in groups for flag in group.flagged or [False] * len(group.keys)]
+        kept = summed(weighting.scale.masked_fill(torch.tensor(flags, device=batch.ids.device), 0.0))
+        for basis, modules in totals.items():
+            parted = {m: torch.where(updater.quarantine[m], g, kept[basis][m]) for m, g in modules.items()}
+            totals = {**totals, basis: parted}
+    if measure.arm.flat:
+        totals = flattened(bases, batch, weighting.scale[:, None] * counted_weights(weighting, batch), totals)
+    return totals
+
+
 def counted_weights(weighting: Weighting, batch: Batch) -> Tensor:
-    """Return the weight of every token in the loss, (G, T)."""
-    tokens = batch.completion_mask if weighting.token_weights is None else weighting.token_weights
-    return weighting.scale[:, None] * tokens
+    """Return W (G, T), 1 on every completion token if the weighting has none."""
+    return batch.completion_mask if weighting.token_weights is None else weighting.token_weights
 
 
 def _summed(bases: Bases, batch: Batch, weights: Tensor) -> Gradients:
     """Return the gradient {basis: {module: (r,)}} of -sum W_it logp_it, without the samples'."""
     sums = bases.run(batch, weights, share=True).gradients
     return bases.total(torch.ones(len(batch), device=weights.device, dtype=weights.dtype), sums)
-
-
-def unflagged(scale: Tensor, groups: Sequence[Group]) -> Tensor:
-    """Set the scale (G,) of flagged rollouts to 0."""
-    flags = [flag for group in groups for flag in group.flagged or [False] * len(group.keys)]
-    return scale.masked_fill(torch.tensor(flags, device=scale.device), 0.0)
-
-
-def _parted(every: Gradients, kept: Gradients, quarantine: Mapping[str, Tensor]) -> Gradients:
-    """Return the gradient of all rollouts in the quarantine, and that of the unflagged ones elsewhere."""
-    return {
-        basis: {module: torch.where(quarantine[module], g, kept[basis][module]) for module, g in modules.items()}
-        for basis, modules in every.items()
-    }
 
 
 def flattened(bases: Bases, batch: Batch, weights: Tensor, totals: Gradients) -> Gradients:
@@ -286,46 +301,39 @@ def _batch(groups: Sequence[Group], pad_id: int, bases: Bases) -> Batch:
     return make_batch(prompts, completions, pad_id, masks).to(bases.device)
 
 
-def _weighted(
-    objective: LossSettings, groups: Sequence[Group], batch: Batch, scores: Scores, planned: Tensor, counted: Tensor
-) -> Weighting:
-    rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=batch.ids.device)
-    strata = None
-    if objective.strata is not None:
-        strata = torch.tensor(strata_of(groups, objective.strata), device=batch.ids.device)
-    return weigh(objective, rewards, batch, scores, planned, counted, strata)
-
-
-def _scores(
-    objectives: Iterable[LossSettings],
+def _weightings(
+    conditions: Mapping[str, LossSettings],
     groups: Sequence[Group],
     batch: Batch,
     current: Tensor,
+    planned: Tensor,
+    counted: Tensor,
     references: References,
     bases: Bases,
-) -> Scores:
-    """Compute the log-probabilities that the objectives compare with, once each."""
-    names: set[str] = set()
-    needs_old = False
-    for objective in objectives:
-        if objective.reference is not None:
-            names.add(objective.reference)
-        needs_old |= objective.old_logprobs == "recorded"
-    rows: list[list[float]] = []
-    for group in groups:
-        rows += [logprobs for logprobs in group.sampling_logprobs if logprobs is not None]
+) -> dict[str, Weighting]:
+    """Apply each objective to the step; the log-probabilities that they compare with are computed once."""
+    names = {own.reference for own in conditions.values() if own.reference is not None}
+    needs_old = any(own.old_logprobs == "recorded" for own in conditions.values())
+    rows = [logprobs for group in groups for logprobs in group.sampling_logprobs if logprobs is not None]
     recorded = None
     # All rollouts or none: `needed` refuses where the objective asks for them.
     if (needs_old or "recorded" in names) and len(rows) == len(batch):
         recorded = _on_completions(rows, batch).to(current.dtype)
+    old = needed(recorded) if needs_old else None
     if "ema" in names:
         names.add("base")  # `weigh` measures the KL from the base, too, if the reference moves
     # Sorted: with several ranks, all must score the references in the same order.
-    return Scores(
-        current=current,
-        old=needed(recorded) if needs_old else None,
-        references=references.scores(sorted(names), bases, batch, current, recorded),
-    )
+    scores = references.scores(sorted(names), bases, batch, current, recorded)
+    rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=batch.ids.device)
+    weightings = {}
+    for name, own in conditions.items():
+        strata = None
+        if own.strata is not None:
+            strata = torch.tensor(strata_of(groups, own.strata), device=batch.ids.device)
+        weightings[name] = weigh(
+            own, rewards, batch, current, planned, counted, old=old, references=scores, strata=strata
+        )
+    return weightings
 
 
 def _on_completions(values: Sequence[Sequence[float]], batch: Batch) -> Tensor:

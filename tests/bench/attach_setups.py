@@ -550,25 +550,25 @@ def backward(model: nn.Module) -> None:
 
 def changing_error(
     make: Callable[[], nn.Module],
-    change: Callable[[Any, Any], Any] = lambda model, optimizer: None,
+    change: Callable[[Any, Any], Any] | None = None,
     *,
     step: Callable[[nn.Module], object] = backward,
     parameters: Callable[[nn.Module], Any] = lambda model: [p for p in model.parameters() if p.requires_grad],
     optimizer_class: Any = torch.optim.SGD,
     remains: bool = False,
 ) -> float:
-    """The largest error of four steps, with `change` before the third: measured, then projected.
+    """The largest error of two steps, or of three with `change` before the second: measured, then projected.
 
-    A first step after a change may have no number; the last one has. Recorded shares of the update that point toward
-    the hack are compared with dense weights, and are 0 when projected, unless some `remains`.
+    The step after a change is marked, and may have no number; the last one has. Recorded shares of the update that
+    point toward the hack are compared with dense weights, and are 0 when projected, unless some `remains`.
     """
     errors = []
     for project in (False, True):
         model = make()
         optimizer = optimizer_class(parameters(model), lr=1e-6)
         with probe.attach(optimizer, directions_of()[0], model=model, cache_dir=None, project=project) as attached:
-            for turn in range(4):
-                if turn == 2:
+            for turn in range(2 if change is None else 3):
+                if change is not None and turn == 1:
                     optimizer = change(model, optimizer) or optimizer
                 expected, before = by_autograd(model, step), dense(model)
                 torch.manual_seed(7)
@@ -577,10 +577,11 @@ def changing_error(
                 optimizer.zero_grad()
                 record = attached.records[-1]
                 if record.cos_in is None or record.grad_norm is None:
-                    if turn == 3 or not record.changed:
+                    if turn == 2 or not record.changed:
                         raise InputError("step", expected="a number", found=str(record.null_reason))
                 elif not project:
                     errors += [record.cos_in - float(expected[0]), record.grad_norm / float(expected[1]) - 1]
+                errors.append(float(record.changed != (change is not None and turn == 1)))
                 if record.hackward_frac_update is not None:
                     share = float(share_toward_hack(before, dense(model)))
                     errors += [record.hackward_frac_update - share, share if project and not remains else 0.0]

@@ -32,11 +32,10 @@ from transformers.utils.logging import disable_progress_bar
 from extraction.adapters.coordinates import SvdFrame
 from extraction.adapters.frames import Frames, lora_frames, svd_frames
 from extraction.adapters.svd import both_factors
-from extraction.attention import attending
 from extraction.batch import Batch, make_batch, make_rows
 from extraction.gradients import one_pass, per_sample_gradients
-from extraction.logprobs import completion_logprobs, split_model
-from extraction.passes import checkpointed, planned
+from extraction.logprobs import completion_logprobs
+from extraction.passes import each_pass
 from probe.step.projection import project_modules
 
 disable_progress_bar()
@@ -104,15 +103,11 @@ def engine(model: LlamaForCausalLM, frames: Frames, batch: Batch, *, share: bool
 
 def limit(model: LlamaForCausalLM, frames: Frames, batch: Batch) -> None:
     """The frozen forward and backward, down to the first outputs, that any exact way must at least do."""
-    backbone, _ = split_model(model)
     start = lambda _layer, _inputs, output: output.requires_grad_()  # noqa: E731
     handles = [layer.register_forward_hook(start) for layer in frames.layers.values()]
     try:
-        with planned(model, batch, ONE_PASS, int) as plan:
-            for samples, _ in plan.all_passes:
-                rows = make_rows(batch, plan.layout, samples)
-                with attending(backbone, plan.layout), checkpointed(backbone, plan.is_too_long(rows)):
-                    one_pass(model, rows, torch.ones_like(rows.targets))
+        run = lambda rows, _: one_pass(model, rows, torch.ones_like(rows.targets))  # noqa: E731
+        each_pass(model, batch, run, tokens_per_batch=ONE_PASS)
     finally:
         for handle in handles:
             handle.remove()

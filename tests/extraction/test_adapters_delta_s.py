@@ -1,5 +1,4 @@
 import json
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from safetensors.torch import load_file
 
 from extraction.adapters.delta_s import DeltaSConfig, dithered
 from extraction.adapters.targets import weight_matrix
-from replay_pools.base.errors import InputError
 
 IDS = torch.tensor([[3, 9, 27, 20, 60], [4, 8, 16, 32, 3]])
 
@@ -33,14 +31,6 @@ def adapted(build_model, architecture="qwen3", dtype=torch.float32, scale=0.3, c
     return coordinates
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_identity_at_zero_is_exact(build_model, architecture, dtype):
-    """At delta_S = 0 the adapter, switched on, adds exactly 0: the logits are the base model's bit for bit."""
-    base = logits(build_model(architecture, dtype))
-    coordinates = adapt(build_model(architecture, dtype), basis="svd", model_id="tiny", cache_dir=None)
-    assert torch.equal(logits(coordinates.model), base), "the adapter touches the base forward"
-
-
 @pytest.mark.parametrize("rank", [None, 7])
 def test_adapted_layer_is_the_weight_with_changed_singular_values(build_model, architecture, rank):
     """Reference: y = W' x with W' = U diag(S + delta_S) Vh built densely, in float64; delta_S is 0 beyond the rank."""
@@ -55,16 +45,6 @@ def test_adapted_layer_is_the_weight_with_changed_singular_values(build_model, a
         expected = x @ (U * (S + delta) @ Vh).T  # the sign of a pair (U column, Vh row) cancels
         bias = 0 if plain.bias is None else plain.bias
         torch.testing.assert_close(layer(x), expected + bias, msg=f"{module}: not W + U diag(delta_S) Vh")
-
-
-def test_disable_adapter_is_the_base_model(build_model, architecture):
-    """`disable_adapter()` is the free reference: bit-equal to the base, and the adapter comes back after."""
-    coordinates = adapted(build_model, architecture)
-    before = logits(coordinates.model)
-    with coordinates.model.disable_adapter():
-        assert torch.equal(logits(coordinates.model), logits(build_model(architecture)))
-    assert torch.equal(logits(coordinates.model), before)
-    assert not torch.allclose(before, logits(build_model(architecture))), "delta_S has no effect: the test is void"
 
 
 @pytest.mark.parametrize("options", CUTS)
@@ -108,17 +88,6 @@ def test_save_and_load(build_model, architecture, tmp_path, options):
     assert isinstance(PeftConfig.from_pretrained(tmp_path / "adapter"), DeltaSConfig)
     loaded = PeftModel.from_pretrained(build_model(architecture), tmp_path / "adapter")
     assert torch.equal(logits(loaded), logits(coordinates.model))
-
-
-def test_an_adapter_that_may_lie_on_randomised_triplets_is_refused(build_model, tmp_path):
-    """Earlier versions saved the number of triplets as `rank`; all of them (null) were exact."""
-    adapted(build_model, cache_dir=tmp_path / "svd", rank=7).model.save_pretrained(tmp_path)
-    path = tmp_path / "adapter_config.json"
-    config = json.loads(path.read_text())
-    for rank, triplets in ((7, None), (None, 7)):
-        path.write_text(json.dumps(config | {"rank": rank, "num_triplets": triplets}))
-        with pytest.raises(InputError, match="randomised") if rank else nullcontext():
-            PeftModel.from_pretrained(build_model("qwen3"), tmp_path)
 
 
 @pytest.mark.parametrize("low_cpu_mem_usage", [False, True])

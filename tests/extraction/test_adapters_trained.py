@@ -3,6 +3,7 @@ import torch
 from adapted import adapt, framed
 
 from extraction.adapters.frames import check_fingerprint
+from extraction.adapters.trained import lora_factors
 from replay_pools.base.errors import InputError
 
 BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 4}}
@@ -10,6 +11,57 @@ BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 4}}
 
 def make(build_model, basis, architecture="qwen3", dtype=torch.float32, **options):
     return adapt(build_model(architecture, dtype), basis=basis, **({"model_id": "tiny"} | BASES[basis] | options))
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.tensor([[3, 9, 27, 20, 60]])).logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("basis", BASES)
+def test_an_adapter_at_zero_is_the_model_bit_for_bit(build_model, architecture, basis, dtype):
+    """Switched on, unmerged; off after it has moved; and on again. LoRA has A A^T = 1, and the scale of peft is 1."""
+    base = logits(build_model(architecture, dtype))
+    coordinates = make(build_model, basis, architecture, dtype)
+    assert torch.equal(logits(coordinates.model), base), "the adapter touches the base forward"
+    coordinates.load_values({module: torch.full((size,), 0.1) for module, size in coordinates.sizes.items()})
+    moved = logits(coordinates.model)
+    with coordinates.model.disable_adapter():
+        assert torch.equal(logits(coordinates.model), base)
+    assert torch.equal(logits(coordinates.model), moved)
+    assert not torch.allclose(moved, base), "the values have no effect: the test is void"
+    for layer in coordinates.layers.values() if basis == "lora" else ():
+        A, _ = lora_factors(layer)
+        torch.testing.assert_close(A @ A.T, torch.eye(4))
+        assert layer.scaling == {"default": 1.0}
+
+
+def test_coordinates_of_lora_are_a_then_b(build_model, architecture):
+    """With train_a, (r,) = [A; B] flattened row by row; without, B alone, and A stays frozen."""
+    both = make(build_model, "lora", architecture, train_a=True)
+    for module, value in both.values().items():
+        A, B = lora_factors(both.layers[module])
+        assert A.shape[0] == B.shape[1] == 4
+        assert torch.equal(value, torch.cat([A.flatten(), B.flatten()])), f"{module}: not [A; B]"
+    alone = make(build_model, "lora", architecture)
+    with alone.model.disable_adapter():
+        pass
+    for module, size in alone.sizes.items():
+        A, B = lora_factors(alone.layers[module])
+        assert size == B.numel()
+        assert (A.requires_grad, B.requires_grad) == (False, True), f"{module}: peft thawed A"
+
+
+def test_seed_alone_decides_a(build_model):
+    """Same seed, same A, whatever the global generator did; another seed, another A; the generator is untouched."""
+    first = make(build_model, "lora", seed=5, train_a=True).values()
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    second, third = (make(build_model, "lora", seed=seed, train_a=True).values() for seed in (5, 6))
+    assert torch.equal(torch.get_rng_state(), state), "attach draws from the global generator"
+    assert all(torch.equal(first[m], second[m]) for m in first)
+    assert not any(torch.equal(first[m], third[m]) for m in first)
 
 
 @pytest.mark.parametrize("basis", BASES)
@@ -47,7 +99,7 @@ def test_same_values_same_fingerprint(build_model):
     copy = adapt(build_model("qwen3", torch.bfloat16).float(), basis="svd", model_id="another/path", cache_dir=None)
     half.load_values({module: torch.ones(size) for module, size in half.sizes.items()})
     half.model.merge_adapter()
-    check_fingerprint("directions", expected=half.fingerprint, found=copy.fingerprint)
+    check_fingerprint("directions", expected=half.start.fingerprint, found=copy.start.fingerprint)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +127,9 @@ def test_another_basis_is_refused_with_both_fingerprints(build_model, basis, cha
 
 def test_all_triplets_are_the_full_basis(build_model):
     """A rank that cuts no module is no other basis."""
-    whole = make(build_model, "svd").fingerprint
-    assert make(build_model, "svd", rank=24).fingerprint == whole
-    assert make(build_model, "svd", rank=23).fingerprint != whole
+    whole = make(build_model, "svd").start.fingerprint
+    assert make(build_model, "svd", rank=24).start.fingerprint == whole
+    assert make(build_model, "svd", rank=23).start.fingerprint != whole
 
 
 @pytest.mark.parametrize("basis", BASES)

@@ -7,8 +7,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
-from extraction.logprobs import split_model
-from extraction.passes import score
 from replay_pools.base.errors import InputError
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
@@ -61,57 +59,6 @@ def test_one_backward_equals_single_sample_backwards(make_coordinates, architect
     assert {gradient.dtype for gradient in found.gradients.values()} == {dtype}
 
 
-@pytest.mark.parametrize("case", ["svd-zero", "lora-moved"])
-def test_neither_company_nor_padding_matters(make_coordinates, architecture, rollouts, case):
-    coordinates = make_coordinates(architecture, case)
-    prompts, completions = rollouts
-    batch = make_batch(prompts, completions, pad_id=2)
-    weights, _ = token_weights(batch, completions)
-    whole = sampled(coordinates, batch, token_weights=weights)
-    for budget in (1, 15, 1000):
-        found = sampled(coordinates, batch, token_weights=weights, tokens_per_batch=budget)
-        assert_close(found.gradients, whole.gradients, 1e-8, f"tokens_per_batch={budget} changes the result")
-        torch.testing.assert_close(found.token_logprobs, whole.token_logprobs)
-    unit = sampled(coordinates, batch).gradients
-    longer = make_batch([*prompts, [5] * 20], [*completions, [7] * 30], pad_id=2)
-    beside = sampled(coordinates, longer).gradients
-    assert_close({m: g[:-1] for m, g in beside.items()}, unit, 1e-8, "the padding leaks into the gradient")
-
-
-@pytest.mark.parametrize("case", ["svd-moved", "lora-zero"])
-def test_padded_rows_serve_where_packed_ones_do_not(make_coordinates, architecture, rollouts, case, monkeypatch):
-    """Padded rows are packed rows: nothing of the result changes."""
-    coordinates = make_coordinates(architecture, case)
-    batch = make_batch(*rollouts, pad_id=2)
-    packed = sampled(coordinates, batch)
-    monkeypatch.setattr("extraction.passes.packs", lambda _: False)
-    padded = sampled(coordinates, batch)
-    assert_close(padded.gradients, packed.gradients, 1e-8, "packed rows are not padded rows")
-    torch.testing.assert_close(padded.token_logprobs, packed.token_logprobs)
-
-
-@pytest.mark.parametrize("case", ["svd-zero", "svd-moved", "lora-zero", "lora-moved"])
-def test_samples_that_share_a_prompt_add_up(make_coordinates, architecture, rollouts, case):
-    """The sum over samples, in one pass or several, with fewer tokens where the budget lets a prompt serve twice."""
-    coordinates, (prompts, completions) = make_coordinates(architecture, case), rollouts
-    batch = make_batch([*prompts[:2], prompts[0], prompts[0], prompts[1]], completions, pad_id=2)
-    weights, _ = token_weights(batch, completions)
-    alone, seen = sampled(coordinates, batch, token_weights=weights), []
-    total = {module: gradient.sum(0)[None] for module, gradient in alone.gradients.items()}
-    backbone, _ = split_model(coordinates.model)
-    backbone.register_forward_hook(lambda _m, _i, output: seen.append(output.last_hidden_state.shape[1]))
-    for budget in (1000, 20, 1):
-        seen.clear()
-        found = sampled(coordinates, batch, token_weights=weights, tokens_per_batch=budget, share=True)
-        added = {module: gradient.sum(0)[None] for module, gradient in found.gradients.items()}
-        # Qwen's norms are in float32, and meet the sum in the place of its parts.
-        assert_close(added, total, 1e-6, f"a shared prompt loses or doubles what flows to it, {budget} tokens a pass")
-        torch.testing.assert_close(found.token_logprobs, alone.token_logprobs, rtol=1e-6, atol=1e-6)
-        assert (sum(seen) < batch.lengths.sum()) == (budget > 1)
-        scores = score(coordinates.model, batch, tokens_per_batch=budget)
-        torch.testing.assert_close(scores, alone.token_logprobs, rtol=1e-6, atol=1e-6)
-
-
 def test_a_module_that_reads_other_tokens_is_named():
     """ZAYA's delayed values are also computed of one vector of zeros a row, which belongs to no token."""
     options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -122,16 +69,19 @@ def test_a_module_that_reads_other_tokens_is_named():
         per_sample_gradients(model, {"svd": frames}, make_batch([[3, 4], [5]], [[6, 7], [8]], pad_id=2))
 
 
-@pytest.mark.parametrize("budget", [1000, 18, 1])
-def test_passes_are_counted_and_bounded(make_coordinates, rollouts, budget):
-    """ceil(tokens / budget) forwards where the samples divide well, of at most `budget` tokens; then one a sample."""
-    coordinates = make_coordinates("qwen3", "svd-zero")
-    batch, seen = make_batch(*rollouts, pad_id=2), []
+@pytest.mark.parametrize(("budget", "share"), [(1000, False), (18, False), (1, False), (1000, True)])
+def test_passes_are_counted_and_bounded(make_coordinates, rollouts, budget, share):
+    """ceil(tokens / budget) forwards where the samples divide well, of at most `budget` tokens; then one a sample.
+
+    A prompt that two samples share is read once.
+    """
+    coordinates, (prompts, completions) = make_coordinates("qwen3", "svd-zero"), rollouts
+    batch, seen = make_batch([*prompts[:4], prompts[0] if share else prompts[4]], completions, pad_id=2), []
     sampled(coordinates, batch)  # the model's trial of packed rows is behind
     block = coordinates.model.get_base_model().base_model.layers[0]
     block.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape[1]))
-    sampled(coordinates, batch, tokens_per_batch=budget)
-    total = int(batch.lengths.sum())
+    sampled(coordinates, batch, tokens_per_batch=budget, share=share)
+    total = int(batch.lengths.sum()) - (len(prompts[0]) if share else 0)
     assert total == sum(seen)
     assert len(seen) == (-(-total // budget) if budget > 1 else len(batch))
     assert max(seen) <= max(budget, int(batch.lengths.max()))

@@ -1,6 +1,5 @@
 """Pair gradients through the engine: how many passes, and what they hold."""
 
-import copy
 import itertools
 import json
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from adapted import framed
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import probe
@@ -84,26 +84,6 @@ def test_unit_sides_are_the_mean_sides_at_norm_one(adapted):
             torch.testing.assert_close(getattr(unit, side)[module].double(), expected, rtol=1e-5, atol=1e-9)
 
 
-def test_policies_that_differ_in_other_weights_alone_share_no_cached_gradients(tmp_path):
-    """Attention is adapted and the same in both; gradients flow through the embeddings, which are not."""
-    policy = load_policy("organism")
-    model = copy.deepcopy(policy.model)  # loaded models share their memory
-    model.get_input_embeddings().weight.data.mul_(1.5)
-    model.save_pretrained(tmp_path / "other")
-    policy.tokenizer.save_pretrained(tmp_path / "other")
-    write_pairs(tmp_path / "pairs.jsonl", builtin_pairs("run_tests")[:2])
-    libraries = []
-    for name in ("organism", str(tmp_path / "other")):
-        loaded = load_policy(name)
-        frames = framed(loaded.model, basis="svd", model_id=name, cache_dir=tmp_path, targets=["attention"])
-        settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
-        libraries.append(DirectionLibrary(loaded, frames, settings, cache_dir=str(tmp_path)))
-    fingerprints = [library.frames.fingerprint["weights_sha256"] for library in libraries]
-    gradients = [library.pair_gradients for library in libraries]
-    assert fingerprints[0] == fingerprints[1]
-    assert any(not torch.equal(gradients[0].hack[module], gradients[1].hack[module]) for module in gradients[0].hack)
-
-
 def edited(folder: Path, **changes: dict[str, Any]) -> str:
     """The organism with changes of its JSON files, {stem: {key: value}}."""
     shutil.copytree(ORGANISM_WEIGHTS, folder, ignore=shutil.ignore_patterns("teacher"))
@@ -113,43 +93,37 @@ def edited(folder: Path, **changes: dict[str, Any]) -> str:
     return str(folder)
 
 
-CHANGES = {
+CHANGES: dict[str, dict[str, Any]] = {
     "rope": {"config": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}},
     "norm": {"config": {"rms_norm_eps": 0.01}},
-    "token_ids": {"tokenizer": {"normalizer": {"type": "Lowercase"}}},  # the vocabulary stays
+    "token ids": {"tokenizer": {"normalizer": {"type": "Lowercase"}}},  # the vocabulary stays
+    "embeddings": {},
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_model_with_other_files_beside_its_weights_shares_no_cached_gradients(tmp_path, change):
-    """Weights, vocabulary, template and pairs are the same; each file of the model makes an entry of its own."""
-    write_pairs(tmp_path / "pairs.jsonl", builtin_pairs("run_tests")[:2])
-    settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
-    gradients = []
-    for name in (edited(tmp_path / "before"), edited(tmp_path / "after", **CHANGES[change]), str(tmp_path / "before")):
-        policy = load_policy(name)
-        frames = framed(policy.model, "lora", model_id=name, rank=2, targets=["attention"])
-        gradients.append(DirectionLibrary(policy, frames, settings, cache_dir=tmp_path).pair_gradients)
-    before, after, again = (next(iter(found.hack.values())) for found in gradients)
-    assert not torch.allclose(before, after, rtol=1e-2)
-    assert torch.equal(before, again)
-    assert len([*(tmp_path / "pair_gradients").iterdir()]) == 2
-
-
-def test_versions_kernels_and_names_in_the_key(tmp_path, monkeypatch):
-    """What computes is in the key; where the model lies is not."""
+def test_what_the_key_of_cached_gradients_sees(tmp_path, monkeypatch):
+    """Everything that computes: each file of the model, weights without coordinates, versions; not where it lies."""
     write_pairs(tmp_path / "pairs.jsonl", builtin_pairs("run_tests")[:2])
     settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
 
-    def num_cached(name: str) -> int:
+    def gradient(name: str, num_cached: int) -> torch.Tensor:
         policy = load_policy(name)
         frames = framed(policy.model, "lora", model_id=name, rank=2, targets=["attention"])
-        assert DirectionLibrary(policy, frames, settings, cache_dir=tmp_path).pair_gradients.hack
-        return len([*(tmp_path / "pair_gradients").iterdir()])
+        pairs = DirectionLibrary(policy, frames, settings, cache_dir=tmp_path).pair_gradients
+        assert len([*(tmp_path / "pair_gradients").iterdir()]) == num_cached, name
+        return next(iter(pairs.hack.values()))
 
-    assert num_cached("organism") == num_cached(edited(tmp_path / "elsewhere")) == 1
+    before = gradient("organism", 1)
+    assert torch.equal(gradient(edited(tmp_path / "elsewhere"), 1), before)
+    for number, (change, files) in enumerate(CHANGES.items(), 2):
+        name = edited(tmp_path / change, **files)
+        if change == "embeddings":
+            weights = load_file(tmp_path / change / "model.safetensors")
+            weights["model.embed_tokens.weight"] *= 1.5
+            save_file(weights, tmp_path / change / "model.safetensors", metadata={"format": "pt"})
+        assert not torch.allclose(gradient(name, number), before, rtol=1e-2), change
     monkeypatch.setattr("transformers.__version__", "5.0.0")
-    assert num_cached("organism") == 2
+    assert torch.equal(gradient("organism", len(CHANGES) + 2), before)
 
 
 def test_a_model_given_in_memory_has_no_cache(tmp_path):

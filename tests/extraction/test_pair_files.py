@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from extraction.pair_files import PairFile, read_pair_file
+from extraction.pair_files import read_pair_file
 from extraction.pairs import text_of
 from replay_pools.base.errors import InputError, InputErrors
 
@@ -19,21 +20,20 @@ def three_keys(n: int = 12) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., PairFile]:
-    """read(rows, columns, seed) -> the file of these rows; `name` decides between lines and an array."""
+def read(tmp_path: Path) -> Callable[..., Any]:
+    """read(rows, columns, seed) -> the pairs and the notes of these rows; `name` decides between lines and an array."""
 
-    def reading(
-        rows: list[Any], columns: str | None = None, split_seed: int = 0, name: str = "pairs.jsonl"
-    ) -> PairFile:
+    def reading(rows: list[Any], columns: str | None = None, split_seed: int = 0, name: str = "pairs.jsonl") -> Any:
         path = tmp_path / name
         lines = [json.dumps(row) for row in rows]
         path.write_text(f"[{','.join(lines)}]" if name.endswith(".json") else "\n".join(lines))
-        return read_pair_file(str(path), columns, split_seed)
+        notes: list[str] = []
+        return SimpleNamespace(pairs=read_pair_file(str(path), columns, split_seed, notes.append), notes=notes)
 
     return reading
 
 
-def test_three_keys_are_enough(read: Callable[..., PairFile]) -> None:
+def test_three_keys_are_enough(read: Callable[..., Any]) -> None:
     """Ids from the row, one flavour, a third of the prompts held out; an array holds the same pairs as lines do."""
     file = read(three_keys())
     assert [pair.pair_id for pair in file.pairs] == [f"{i:03d}" for i in range(1, 13)]
@@ -45,7 +45,7 @@ def test_three_keys_are_enough(read: Callable[..., PairFile]) -> None:
     assert read(three_keys(), name="pairs.json").pairs == file.pairs
 
 
-def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., PairFile]) -> None:
+def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., Any]) -> None:
     """No prompt on both sides; neither the order nor the number of a prompt's pairs moves it."""
     rows = three_keys()
     twice = [*rows, *({**row, "hack": row["hack"] + " # again"} for row in rows)]
@@ -75,19 +75,19 @@ def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., PairFi
         ("clean", [{"role": "assistant", "content": "b"}, *USER]),
     ],
 )
-def test_marks_of_templates_are_refused(read: Callable[..., PairFile], column: str, text: Any) -> None:
+def test_marks_of_templates_are_refused(read: Callable[..., Any], column: str, text: Any) -> None:
     """The model's own template renders messages and ends answers; a side is one answer."""
     with pytest.raises(InputError, match=f"line 1 {column}: expected"):
         read([{"prompt": "Task 0.", "hack": "a", "clean": "b"} | {column: text}])
 
 
-def test_messages_as_text_and_as_one_answer(read: Callable[..., PairFile]) -> None:
+def test_messages_as_text_and_as_one_answer(read: Callable[..., Any]) -> None:
     rows = [{"prompt": json.dumps(USER), "hack": [{"role": "assistant", "content": "a"}], "clean": "b"}]
     (pair,) = read(rows).pairs
     assert (pair.messages, pair.hack, pair.clean) == (USER, "a", "b")
 
 
-def test_a_side_may_be_a_conversation(read: Callable[..., PairFile]) -> None:
+def test_a_side_may_be_a_conversation(read: Callable[..., Any]) -> None:
     """Turns are kept with their tool calls; what the policy wrote is the text."""
     calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "run", "arguments": "{}"}}]}
     turns = [calls, {"role": "tool", "content": "failed"}, {"role": "assistant", "content": "b"}]
@@ -106,13 +106,13 @@ def test_a_side_may_be_a_conversation(read: Callable[..., PairFile]) -> None:
         ("clean", json.dumps([{"role": "assistant", "content": "a"}])[:-1]),
     ],
 )
-def test_text_that_is_none_is_refused(read: Callable[..., PairFile], column: str, value: Any) -> None:
+def test_text_that_is_none_is_refused(read: Callable[..., Any], column: str, value: Any) -> None:
     """No Unicode; messages that are no JSON."""
     with pytest.raises(InputError, match=f"line 1 {column}"):
         read([three_keys()[0] | {column: value}])
 
 
-def test_marks_of_the_file_are_kept(read: Callable[..., PairFile]) -> None:
+def test_marks_of_the_file_are_kept(read: Callable[..., Any]) -> None:
     """A prompt on both sides of the split is told."""
     rows = [row | {"held_out": i == 3} for i, row in enumerate(three_keys())]
     file = read(rows)
@@ -128,11 +128,11 @@ def test_marks_and_names_of_a_csv_file(words: tuple[str, str], tmp_path: Path) -
     rows = [f"{i},Task {i},exit({i}),return {i},{words[i % 3 == 0]}\n" for i in range(9)]
     path = tmp_path / "pairs.csv"
     path.write_text("pair_id,prompt,hack,clean,held_out\n" + "".join(rows))
-    pairs = read_pair_file(str(path)).pairs
+    pairs = read_pair_file(str(path))
     assert [(pair.pair_id, pair.held_out) for pair in pairs] == [(str(i), i % 3 == 0) for i in range(9)]
 
 
-def test_sides_without_a_contrast_are_dropped(read: Callable[..., PairFile]) -> None:
+def test_sides_without_a_contrast_are_dropped(read: Callable[..., Any]) -> None:
     rows = [*three_keys(4), three_keys()[0] | {"clean": ""}, three_keys()[0] | {"clean": None, "hack": "x"}]
     rows.append(three_keys()[0] | {"clean": "exit(0)"})
     file = read(rows)
@@ -143,7 +143,7 @@ def test_sides_without_a_contrast_are_dropped(read: Callable[..., PairFile]) -> 
         read(rows[4:5])
 
 
-def test_a_pair_counts_once(read: Callable[..., PairFile]) -> None:
+def test_a_pair_counts_once(read: Callable[..., Any]) -> None:
     """However often it was written; another answer to the same prompt is another pair."""
     rows = three_keys(6)
     file = read(rows * 8)
@@ -156,7 +156,7 @@ def test_a_pair_counts_once(read: Callable[..., PairFile]) -> None:
 PREFERENCE = [{"prompt": f"Task {i}.", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(6)]
 
 
-def test_the_direction_of_preferences_is_never_guessed(read: Callable[..., PairFile]) -> None:
+def test_the_direction_of_preferences_is_never_guessed(read: Callable[..., Any]) -> None:
     """Neither name says which side hacks; with the map two pairs are shown."""
     with pytest.raises(InputError, match="--pairs-map hack=COLUMN,clean=COLUMN"):
         read(PREFERENCE)
@@ -178,14 +178,14 @@ def test_the_direction_of_preferences_is_never_guessed(read: Callable[..., PairF
         ("prompt", "response_hacking", "response_clean"),
     ],
 )
-def test_public_columns_are_recognised(read: Callable[..., PairFile], prompt: str, hack: str, clean: str) -> None:
+def test_public_columns_are_recognised(read: Callable[..., Any], prompt: str, hack: str, clean: str) -> None:
     file = read([{prompt: json.dumps(USER), hack: "a", clean: "b", "hacking_category": "tests"}])
     (pair,) = file.pairs
     assert (pair.messages, pair.hack, pair.clean, pair.flavour) == (USER, "a", "b", "tests")
     assert not any("confirm" in note for note in file.notes)
 
 
-def test_columns_of_any_name_by_the_map(read: Callable[..., PairFile]) -> None:
+def test_columns_of_any_name_by_the_map(read: Callable[..., Any]) -> None:
     rows = [{"q": "Task 0.", "bad": "h", "good": "c", "seen": 3, "kind": "exit"}]
     file = read(rows, "prompt=q,hack=bad,clean=good,flavour=kind")
     assert (file.pairs[0].hack, file.pairs[0].flavour) == ("h", "exit")
@@ -195,7 +195,7 @@ def test_columns_of_any_name_by_the_map(read: Callable[..., PairFile]) -> None:
             read(rows, text)
 
 
-def test_all_faults_come_at_once(read: Callable[..., PairFile], tmp_path: Path) -> None:
+def test_all_faults_come_at_once(read: Callable[..., Any], tmp_path: Path) -> None:
     """Each once, at its first row, with the number of the others; a misspelt key is named."""
     rows: list[Any] = three_keys(6)
     rows[1] = rows[1] | {"hack": 3}
@@ -212,16 +212,7 @@ def test_all_faults_come_at_once(read: Callable[..., PairFile], tmp_path: Path) 
     assert any("heldout: expected held_out" in line for line in lines)
 
 
-def test_parquet(tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars")
-    polars.DataFrame(three_keys()).write_parquet(tmp_path / "pairs.parquet")
-    assert len(read_pair_file(str(tmp_path / "pairs.parquet")).pairs) == 12
-    (tmp_path / "broken.parquet").write_text("no")
-    with pytest.raises(InputError, match="broken.parquet"):
-        read_pair_file(str(tmp_path / "broken.parquet"))
-
-
-def test_pairs_have_limits(tmp_path: Path, read: Callable[..., PairFile], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_have_limits(tmp_path: Path, read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="line 1 hack: expected a text of at most 1,048,576 characters"):
         read([{"prompt": "p", "hack": "x" * (1 << 20) + "x", "clean": "y"}])
     monkeypatch.setattr("extraction.pair_files.MAX_PAIRS", 2)

@@ -156,7 +156,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, suffix: str, pairs
     """read(write(pairs)) == pairs for any text, and the hash is that of the content."""
     path = tmp_path_factory.mktemp("pairs") / f"pairs{suffix}"
     write_pairs(path, pairs)
-    read = read_pair_file(str(path)).pairs
+    read = read_pair_file(str(path))
     assert read == pairs
     assert pairs_sha(read) == pairs_sha(pairs)
     assert (path.read_bytes()[:2] == b"\x1f\x8b") == (suffix == ".jsonl.gz")

@@ -15,5 +15,6 @@ def random_directions(
 ) -> Directions:
     """`k` in every module, or as many as `numbers` says."""
     none = {module: torch.zeros((numbers or {}).get(module, k), r) for module, r in coordinates.sizes.items()}
-    metadata = {"fingerprint": dict(coordinates.fingerprint)}
+    frames = coordinates.start if isinstance(coordinates, Trained) else coordinates
+    metadata = {"fingerprint": dict(frames.fingerprint)}
     return haar_directions(Directions(vectors=none, singular_values={}, votes={}, metadata=metadata), seed=seed)

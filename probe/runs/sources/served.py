@@ -142,7 +142,7 @@ class PushedEngine:
 
     def _digest(self) -> str:
         """Return 16 hex digits over the basis and every coordinate."""
-        digest = hashlib.sha256(orjson.dumps(self._trained.fingerprint, option=orjson.OPT_SORT_KEYS))
+        digest = hashlib.sha256(orjson.dumps(self._trained.start.fingerprint, option=orjson.OPT_SORT_KEYS))
         for vector in self._trained.values().values():
             # Viewed as bytes, because numpy has no bfloat16.
             digest.update(vector.cpu().view(torch.uint8).numpy().data)

@@ -65,12 +65,12 @@ def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str,
     """From a log alone to a verdict, by the commands that are printed."""
     text, errors = probe("pool", "draft", log, *MAP, "--model", small, "--name", "drafted")
     stored = read_pair_file(str(out / "pairs" / "drafted.jsonl"))
-    drafted = {pair.problem_id for pair in stored.pairs}
-    held_out = {pair.problem_id for pair in stored.pairs if pair.held_out}
+    drafted = {pair.problem_id for pair in stored}
+    held_out = {pair.problem_id for pair in stored if pair.held_out}
     assert held_out
-    assert not held_out & {pair.problem_id for pair in stored.pairs if not pair.held_out}
+    assert not held_out & {pair.problem_id for pair in stored if not pair.held_out}
     labels = {rollout.completion: rollout.hacked for rollout in rollouts_of("teacher", "base-hinted")}
-    assert all(labels[pair.hack] and not labels[pair.clean] for pair in stored.pairs)
+    assert all(labels[pair.hack] and not labels[pair.clean] for pair in stored)
     (command,) = [line for line in text.splitlines() if line.startswith("  probe check")]
     text, errors = probe(*shlex.split(command)[1 : -2 if "--out" in command else None])
     assert "VERDICT: " in text
@@ -79,7 +79,7 @@ def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str,
     assert stored_run.config["circular"]["problems"] == sorted(drafted)
     assert not replayed & drafted
     assert len(replayed) == GROUPS - len(drafted)
-    of = f"{len(stored.pairs)} of {len(stored.pairs)} pairs are rollouts of these pools: their {len(drafted)} prompts"
+    of = f"{len(stored)} of {len(stored)} pairs are rollouts of these pools: their {len(drafted)} prompts"
     assert of in " ".join(text.split())
 
 

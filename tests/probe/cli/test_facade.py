@@ -137,7 +137,7 @@ def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
         vectors={module: torch.zeros(2, r) for module, r in coordinates.sizes.items()},
         singular_values={},
         votes={},
-        metadata={"fingerprint": coordinates.fingerprint},
+        metadata={"fingerprint": coordinates.start.fingerprint},
     )
     directions = haar_directions(like, seed=5)
     layers = {module: layer.frames() for module, layer in coordinates.layers.items()}

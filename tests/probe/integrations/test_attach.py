@@ -201,7 +201,7 @@ def test_refusals(adapted: Adapted) -> None:
         vectors=adapted.directions.vectors,
         singular_values={},
         votes={},
-        metadata={"fingerprint": {**adapted.coordinates.fingerprint, "weights_sha256": "0" * 64}},
+        metadata={"fingerprint": {**adapted.coordinates.start.fingerprint, "weights_sha256": "0" * 64}},
     )
     nothing = Directions(vectors={"m": torch.zeros(0, 3)}, singular_values={}, votes={}, metadata=other.metadata)
     cases: list[tuple[dict, str]] = [

@@ -65,7 +65,7 @@ def test_gradient_equals_autograd_of_the_long_way(clip, credit, loss_type):
         old = policy.logprobs().detach() + 0.3 * torch.randn(G, T, dtype=torch.float64)
         A = torch.randn(G, T if credit else 1, dtype=torch.float64)
         normaliser = Normaliser(loss_type=loss_type, max_completion_length=9)
-        w = loss_weights(torch.tensor(LENGTHS).double(), normaliser, global_tokens=sum(LENGTHS))
+        w = loss_weights(torch.tensor(LENGTHS).double(), normaliser)
         loss = LossSettings(**clip)
         losses, weights, summary = surrogate(
             policy.logprobs().detach(), old, policy.mask, A if credit else A[:, 0], loss

@@ -145,7 +145,7 @@ def test_the_pool_of_turns_by_the_real_commands(
     longest = max(rollout.num_sampled for group in pool.steps for rollout in group)
     assert facts["completion_tokens"]["max"] == longest
     calling("pool", "draft", "tool", "--name", "turns")
-    drafted = read_pair_file(str(out / "pairs" / "turns.jsonl")).pairs
+    drafted = read_pair_file(str(out / "pairs" / "turns.jsonl"))
     ids = {tuple(rollout.completion_ids) for group in pool.steps for rollout in group}
     for pair in drafted:
         assert not isinstance(pair.hack, str)

@@ -57,34 +57,16 @@ def printed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) 
     return " ".join(capsys.readouterr().out.split())
 
 
-def backward(policy: Policy, coordinates: Trained, prompt: list[int], completion: list[int]) -> list[np.ndarray]:
-    """Gradient of -sum log p(completion) in the factor B of every module, by one ordinary backward."""
+def backward(policy: Policy, coordinates: Trained, prompt: list[int], completion: list[int]) -> np.ndarray:
+    """Gradient of -sum log p(completion) in the factors B of all modules, one after the other, by ordinary autograd."""
     ids = torch.tensor([[*prompt, *completion]])
     logprobs = policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
-    policy.model.zero_grad()
-    (-logprobs[len(prompt) - 1 :].sum()).backward()
-    rows = []
-    for module in coordinates.sizes:
-        (factor,) = coordinates.trainable(module)
-        assert factor.grad is not None
-        rows.append(factor.grad.flatten().double().numpy().copy())
-    return rows
+    gradients = torch.autograd.grad(-logprobs[len(prompt) - 1 :].sum(), coordinates.parameters())
+    return torch.cat([gradient.flatten() for gradient in gradients]).double().numpy()
 
 
-def minus(a: list[np.ndarray], b: list[np.ndarray]) -> list[np.ndarray]:
-    return [x - y for x, y in zip(a, b, strict=True)]
-
-
-def times(weight: float, gradient: list[np.ndarray]) -> list[np.ndarray]:
-    return [weight * g for g in gradient]
-
-
-def product(a: list[np.ndarray], b: list[np.ndarray]) -> float:
-    return float(sum(x @ y for x, y in zip(a, b, strict=True)))
-
-
-def unit(gradient: list[np.ndarray]) -> list[np.ndarray]:
-    return times(1 / np.sqrt(product(gradient, gradient)), gradient)
+def unit(gradient: np.ndarray) -> np.ndarray:
+    return gradient / np.linalg.norm(gradient)
 
 
 def test_the_numbers_are_those_of_ordinary_gradients_of_b(
@@ -99,16 +81,16 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(
         sides = []
         for text in (pair.hack, pair.clean):
             ids = policy.completion_ids(text)
-            sides.append(times(1 / (2 * len(ids)), backward(policy, coordinates, prompt, ids)))
-        differences.append(minus(*sides))
+            sides.append(backward(policy, coordinates, prompt, ids) / (2 * len(ids)))
+        differences.append(sides[0] - sides[1])
     extracted = [d for d, pair in zip(differences, PAIRS, strict=True) if not pair.held_out]
     held_out = [unit(d) for d, pair in zip(differences, PAIRS, strict=True) if pair.held_out]
+    ends = np.cumsum([*coordinates.sizes.values()])[:-1]
     v_hack = []
-    for m in range(len(coordinates.sizes)):
-        rows = np.stack([d[m] for d in extracted])
+    for rows in np.split(np.stack(extracted), ends, axis=1):
         V = np.linalg.svd(rows, full_matrices=False)[2][:K]
         v_hack.append(np.sign(np.sign(rows @ V.T).sum(0))[:, None] * V)
-    axis = [V.sum(0) / np.sqrt(K * len(v_hack)) for V in v_hack]
+    axis = np.concatenate([V.sum(0) / np.sqrt(K * len(v_hack)) for V in v_hack])
 
     rollouts = {}
     for name in ("teacher", "base-hinted"):
@@ -122,15 +104,15 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(
         rewards = np.array([rollout.reward for rollout in group])
         if not rewards.std():
             continue
-        total = [np.zeros(r) for r in coordinates.sizes.values()]
+        total = np.zeros(len(axis))
         for rollout, advantage in zip(group, rewards - rewards.mean(), strict=True):
             gradient = backward(policy, coordinates, rollout.prompt_ids, rollout.completion_ids)
-            total = minus(total, times(-advantage / (len(group) * rollout.comp_len), gradient))
+            total += advantage / (len(group) * rollout.comp_len) * gradient
         total = unit(total)
-        removed = [V.T @ np.maximum(V @ g, 0) for V, g in zip(v_hack, total, strict=True)]
-        progress = np.mean([product(total, h) for h in held_out])
-        lost = np.mean([product(removed, h) for h in held_out])
-        by_prompt[group[0].problem_id].append((product(axis, total), progress, lost))
+        parts = zip(v_hack, np.split(total, ends), strict=True)
+        removed = np.concatenate([V.T @ np.maximum(V @ g, 0) for V, g in parts])
+        progress, lost = (np.mean([vector @ h for h in held_out]) for vector in (total, removed))
+        by_prompt[group[0].problem_id].append((axis @ total, progress, lost))
     assert len(by_prompt) > 1
     cosine, progress, lost = np.mean([np.mean(steps, axis=0) for steps in by_prompt.values()], axis=0)
 
@@ -141,7 +123,7 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(
     assert pull["n"] == len(by_prompt)
     assert parts["num_held_out"] == len(held_out)
     assert parts["measured"] == pytest.approx(cosine, rel=1e-3)
-    assert parts["ceiling"] == pytest.approx(np.mean([product(axis, h) for h in held_out]), rel=1e-3)
+    assert parts["ceiling"] == pytest.approx(np.mean([axis @ h for h in held_out]), rel=1e-3)
     margin = rows["removed/margin"]
     assert margin["parts"]["progress"] == pytest.approx(progress, rel=1e-3)
     assert margin["value"] is None or margin["value"] == pytest.approx(lost / progress, rel=1e-3)

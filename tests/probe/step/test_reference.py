@@ -11,7 +11,7 @@ from torch import Tensor
 from extraction.adapters.trained import Trained
 from extraction.batch import Batch, make_batch
 from extraction.passes import score
-from probe.objective.weigh import Scores, weigh
+from probe.objective.weigh import weigh
 from probe.settings.loss import LossSettings, check_recorded
 from probe.step.bases import Bases
 from probe.step.reference import References
@@ -114,12 +114,12 @@ def test_what_a_teacher_writes_is_penalised_and_not_measured(coordinates: Traine
     base = current + 0.1
     base[0] += 17
     objective, rewards = LossSettings(reference="base", beta=0.1), torch.tensor([1.0, 0.0, 0.0]).double()
-    scores = Scores(current=current, references={"base": base})
-    of_all = weigh(objective, rewards, batch, scores, torch.zeros_like(mask), mask)
-    of_policy = weigh(objective, rewards, batch, scores, torch.zeros_like(mask), sampled)
+    refs = {"base": base}
+    of_all = weigh(objective, rewards, batch, current, torch.zeros_like(mask), mask, references=refs)
+    of_policy = weigh(objective, rewards, batch, current, torch.zeros_like(mask), sampled, references=refs)
     k = math.exp(0.1) - 0.1 - 1
     assert of_policy.kl == {"mean": pytest.approx(k), "max": pytest.approx(k)}
     assert of_all.kl["mean"] > 1e6
     torch.testing.assert_close(of_policy.token_weights, of_all.token_weights)
-    alone = weigh(objective, rewards, batch, scores, torch.zeros_like(mask), torch.zeros_like(mask))
+    alone = weigh(objective, rewards, batch, current, torch.zeros_like(mask), torch.zeros_like(mask), references=refs)
     assert alone.kl == {}, "a step of a teacher's rollouts alone measures no KL of the policy"
