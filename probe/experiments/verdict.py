@@ -26,7 +26,6 @@ from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
 from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec
 from probe.records.run import DEFAULT_OUT, out_of, read_run
-from probe.settings.run import TrainConfig
 from probe.settings.words import Answer
 from replay_pools.base.errors import InputError
 
@@ -106,7 +105,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         trainings = Trainings(baseline=baseline, treated=trained[1:], out=out)
     findings = [_criterion(criterion, spec, runs, analyses, cells, trainings) for criterion in spec.criteria]
     (condition, _), replay = spec.judged, None
-    if spec.resolved[condition].frozen:
+    if spec.condition(condition).frozen:
         names = (run.name for run in done if condition in run.conditions)
         replay = next((analyses[name, condition].verdict for name in names), None)
     arms = [] if trainings is None else judge_arms(trainings)
@@ -152,7 +151,7 @@ def _criterion(
     name, finished = criterion.estimate, [run for run in runs if run.complete]
     measured = [(arm, _runs_of(finished, analyses, condition, arm)) for condition, arm in sides]
     vacuous, is_evidence = "", criterion.compared and criterion.role != "mechanism"
-    if spec.resolved[sides[0][0]].frozen:
+    if spec.condition(sides[0][0]).frozen:
         found = of_replay(name, *measured)
         if is_evidence and are_identical(name, *measured):
             vacuous = "both sides are identical in every prompt: nothing was compared"
@@ -197,10 +196,8 @@ def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[
         return {}
     arms = {}
     for condition in spec.conditions:
-        for arm in spec.arms_of(condition):
+        for arm in condition.arms:
             runs = _runs_of(done, analyses, condition.name, arm)
             shown = condition.name if len(spec.conditions) > 1 else ""
-            config = spec.resolved[condition.name].config
-            remedy = config.remedy if isinstance(config, TrainConfig) else None
-            arms[condition.name, arm] = of_runs(shown, arm, runs, remedy)
+            arms[condition.name, arm] = of_runs(shown, arm, runs, condition.config.remedy)
     return {cell: arms[cell] for cell in sorted(arms, key=lambda cell: cell != spec.baseline)}

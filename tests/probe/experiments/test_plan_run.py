@@ -69,7 +69,7 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert found["vacuous"] == []
     spec = load_spec(path)
     assert spec.arms == ("vanilla", "projected", "permuted-dosed", "scaled")
-    assert list(spec.resolved) == ["gradient", "kl"]
+    assert [row.name for row in spec.conditions] == ["gradient", "kl"]
     # The seeds are the fewest that see the effect which is assumed.
     n = len(spec.seeds)
     assert mde(0.15, n) <= 0.3 < mde(0.15, n - 1)
@@ -77,11 +77,11 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert any(f"[budget] {n} seeds can see the expected effect of 0.3" in note for note in found["notes"])
     assert spec.ceiling is not None
     assert (spec.primary.arm, spec.primary.versus_arm) == ("projected", "vanilla")
-    config = spec.resolved["gradient"].config
+    config = spec.condition("gradient").config
     assert config.rollouts is not None
     assert config.rollouts.teacher is not None
     assert (config.model.name, config.rollouts.teacher.pool, config.rollouts.hint) == ("organism", "teacher", True)
-    assert spec.resolved["kl"].config.objective.beta == 1.0
+    assert spec.condition("kl").config.objective.beta == 1.0
     # It plans, and prints a training for each arm and seed, along what the run extracts.
     assert config.intervention.extraction == read_run(go).settings.intervention.extraction
     assert run(cli, ["spec", "plan", str(path), "--check", "--out", str(out)]) == 0
@@ -154,13 +154,13 @@ def test_settings_of_the_run_go_into_its_spec(out: Path, copy: Callable[..., str
         config["pools"] = [config["pools"][1]]
 
     plan(capsys, copy("changed", change), "--out", str(out))
-    resolved = load_spec(Path("spec/changed-training.toml")).resolved
-    settings = resolved["gradient"].config
+    resolved = load_spec(Path("spec/changed-training.toml"))
+    settings = resolved.condition("gradient").config
     objective, projection = settings.objective, settings.intervention.projection
     assert (objective.scale_rewards, objective.reference, objective.beta) == ("group", "base", 0.5)
     assert (projection.side, projection.overshoot) == ("two_sided", 1.5)
     assert settings.rollouts.teacher is None, "no pool of another policy"
-    assert resolved["kl"].config.objective.beta == 5.0, "a rival stronger than the run's own penalty"
+    assert resolved.condition("kl").config.objective.beta == 5.0, "a rival stronger than the run's own penalty"
 
 
 @pytest.mark.usefixtures("known")
@@ -172,7 +172,7 @@ def test_a_policy_with_an_adapter_trains_on_from_it(out: Path, copy: Callable[..
         config["pools"] = [pool for pool in config["pools"] if pool["name"] == "teacher"]
 
     plan(capsys, copy("adapted", change), "--out", str(out))
-    settings = load_spec(Path("spec/adapted-training.toml")).resolved["gradient"].config
+    settings = load_spec(Path("spec/adapted-training.toml")).condition("gradient").config
     assert (settings.model.adapter, settings.rollouts.teacher) == ("teacher", None)
 
 
@@ -181,7 +181,7 @@ def test_another_model_trains_in_the_environment_of_its_pools(out: Path, copy: C
     """By the preset of large models, without the number of problems of another environment; pools have a teacher."""
     other = copy("other", lambda config: config.update(model="someone/model"))
     plan(capsys, other, "--out", str(out))
-    settings = load_spec(Path("spec/other-training.toml")).resolved["gradient"].config
+    settings = load_spec(Path("spec/other-training.toml")).condition("gradient").config
     rollouts = settings.rollouts
     assert (settings.model.name, settings.steps, rollouts.env) == ("someone/model", 200, "minicode")
     assert (rollouts.num_problems, rollouts.teacher.pool) == (None, "teacher")

@@ -21,7 +21,7 @@ from probe.cli._frame import run
 from probe.experiments.jobs import runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import sweep
+from probe.experiments.sweep import has_failed, sweep
 from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import CONFIG_FILE, read_run
 from replay_pools.base.files import read_json, write_json
@@ -90,7 +90,7 @@ def run_sweep(spec: Spec, out: Path, caches: Path) -> None:
     out.mkdir(exist_ok=True)
     if not (out / "cache").exists():
         (out / "cache").symlink_to(caches)
-    assert not sweep(spec, out, engine=InProcess()).failed
+    assert not has_failed(sweep(spec, out, engine=InProcess()))
 
 
 @pytest.fixture(scope="session")
