@@ -25,7 +25,7 @@ from probe.experiments.criteria import evaluate
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
 from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec
-from probe.records.run import DEFAULT_OUT, out_of, read_run
+from probe.records.run import out_of, read_run
 from probe.settings.words import Answer
 from replay_pools.base.errors import InputError
 
@@ -41,9 +41,7 @@ SHOWN = (
 class SpecVerdict:
     """The verdict of an experiment."""
 
-    spec: str
-    sha256: str
-    question: str
+    spec: Spec
     runs: list[Job]
     verdict: Verdict  # the decision; findings are the criteria, caveats say why no earlier decision was taken
     replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or none is complete
@@ -58,10 +56,16 @@ class SpecVerdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, dicts, numbers and None; a run has its progress and the version of its spec."""
-        runs = [{"name": run.name, "complete": run.complete, "spec_status": run.spec_status} for run in self.runs]
-        plain = asdict(replace(self, runs=[], trained=[])) | {"runs": runs}
-        del plain["trained"]
-        return plain
+        return {
+            "spec": self.spec.name,
+            "sha256": self.spec.sha256,
+            "question": self.spec.experiment.question,
+            "runs": [{"name": one.name, "complete": one.complete, "spec_status": one.spec_status} for one in self.runs],
+            "verdict": asdict(self.verdict),
+            "replay": None if self.replay is None else asdict(self.replay),
+            "arms": [asdict(arm) for arm in self.arms],
+            "outcomes": self.outcomes,
+        }
 
 
 def evaluate_spec(spec: Spec, out_dir: Path, seed: int = 0) -> SpecVerdict:
@@ -101,8 +105,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     trained, baseline = [*cells.values()], None if spec.baseline is None else cells.get(spec.baseline)
     trainings = None
     if baseline is not None:
-        out = out_of(done[0].directory) if done else DEFAULT_OUT
-        trainings = Trainings(baseline=baseline, treated=trained[1:], out=out)
+        trainings = Trainings(baseline=baseline, treated=trained[1:], out=out_of(done[0].directory))
     findings = [_criterion(criterion, spec, runs, analyses, cells, trainings) for criterion in spec.criteria]
     (condition, _), replay = spec.judged, None
     if spec.condition(condition).frozen:
@@ -118,9 +121,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     for earlier in spec.decisions[: spec.decisions.index(decision)]:
         caveats.append(f"not {earlier.name}: {', '.join(unmet(earlier, words))}")
     return SpecVerdict(
-        spec=spec.name,
-        sha256=spec.sha256,
-        question=spec.experiment.question,
+        spec=spec,
         runs=runs,
         verdict=Verdict(
             about={"spec": spec.name},
