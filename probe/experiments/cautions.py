@@ -35,7 +35,7 @@ def unmatched(spec: Spec) -> list[str]:
     if spec.baseline is None or spec.settings["verb"] != "train":
         return []
     cells = [(entry.name, arm) for entry in spec.conditions for arm in entry.arms]
-    idle = [cell for cell in cells if not _acts(cell[1])]
+    idle = [cell for cell in cells if _does(spec, cell) is None]
     sentences = []
     for cell in cells:
         different = _things(spec, cell, spec.baseline)
@@ -93,11 +93,6 @@ def _named(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
-def _acts(arm: str) -> bool:
-    """Return whether an arm changes updates."""
-    return ARMS[arm].projects or ARMS[arm].at_deployment
-
-
 def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, list[str]]:
     """Return {thing: its keys} for everything in which two cells differ."""
     basis, other_basis = (ARMS[arm].basis for _, arm in (cell, other))
@@ -114,7 +109,7 @@ def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, list[str]]:
 
 def _does(spec: Spec, cell: Cell) -> Any:
     """Return how a cell changes updates; None for an arm that does not."""
-    if not _acts(cell[1]):
-        return None
     arm, intervention = ARMS[cell[1]], spec.condition(cell[0]).config.intervention
+    if not (arm.projects or arm.at_deployment):
+        return None
     return replace(arm, name="", basis="svd"), replace(intervention, arms=("vanilla",))

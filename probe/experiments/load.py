@@ -156,10 +156,10 @@ def _criterion(spec: Spec, criterion: Criterion) -> Faults:
         yield where, f"one of {', '.join(BOUNDS)}", " and ".join(bounds) or "none"
     if criterion.inside is not None and criterion.inside[0] > criterion.inside[1]:
         yield f"{where}.inside", "[low, high]", repr([*criterion.inside])
-    left = spec.condition_of(criterion)
+    left = spec.condition(criterion.condition)
     sides = [("arm", criterion.arm, left)]
     if criterion.compared:
-        right = next((row for row in spec.conditions if row.name == criterion.versus_condition), left)
+        right = left if criterion.versus_condition is None else spec.condition(criterion.versus_condition)
         sides.append(("versus_arm", criterion.versus_arm or criterion.arm, right))
     for key, arm, condition in sides:
         if arm is not None and arm not in condition.arms:

@@ -196,7 +196,7 @@ class Spec(_Table):
         with_vanilla = [entry.name for entry in self.conditions if "vanilla" in entry.arms]
         against = self.primary.versus_condition
         if against is None and self.primary.versus_arm is not None:
-            against = self.condition_of(self.primary).name
+            against = self.condition(self.primary.condition).name
         if against in with_vanilla:
             return against, "vanilla"
         return (with_vanilla[0], "vanilla") if with_vanilla else None
@@ -206,14 +206,10 @@ class Spec(_Table):
 
         By default, the arm is the one that represents vanilla under the condition.
         """
-        condition = self.condition_of(criterion)
+        condition = self.condition(criterion.condition)
         left = condition.name, criterion.arm or measured_arm(condition.arms) or condition.arms[0]
         return left, (criterion.versus_condition or left[0], criterion.versus_arm or left[1])
 
-    def condition(self, name: str) -> SpecCondition:
-        """Return the condition with this name."""
-        return next(entry for entry in self.conditions if entry.name == name)
-
-    def condition_of(self, criterion: Criterion) -> SpecCondition:
-        """Return the condition on the left side of a criterion; the first condition by default."""
-        return next(entry for entry in self.conditions if criterion.condition in (None, entry.name))
+    def condition(self, name: str | None) -> SpecCondition:
+        """Return the condition with this name; None: the first."""
+        return next(entry for entry in self.conditions if name in (None, entry.name))
