@@ -185,26 +185,6 @@ def test_how_jobs_of_submitit_end(tiny: Callable[..., Spec], tmp_path: Path) -> 
     assert "--nonsense" in Path(rows[0]["log"]).read_text()
 
 
-def test_runs_are_started_by_a_template(
-    tiny: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What stands around {command} goes to runs; a pool is sampled by one process. --print-jobs shows it."""
-    spec = tiny(6)
-    spec.path.write_text(
-        spec.path.read_text().replace("[settings]", '[[pools]]\nname = "made"\nsettings.steps = 1\n[settings]', 1)
-    )
-    template = "env 'A=1 2' torchrun --no-python {command} --url http://h:1"
-    arguments = ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(tmp_path / "out"), "--launch"]
-    assert run(cli, [*arguments, template]) == 0
-    pool, first, *_ = capsys.readouterr().out.splitlines()
-    assert pool.startswith("probe pool generate --config ")
-    assert first.startswith("env 'A=1 2' torchrun --no-python probe replay --config ")
-    assert first.endswith(" --url http://h:1")
-    for wrong in ("torchrun", "torchrun {command} {command}", "'{command}", "x{command}"):
-        assert run(cli, [*arguments, wrong]) == 2
-        assert "--launch: expected a command line with the word {command}" in capsys.readouterr().err
-
-
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -271,21 +251,10 @@ TRAINED = spec_text(
 )
 
 
-@pytest.fixture
-def trained(tmp_path: Path) -> Callable[..., Path]:
-    """trained(old, new) -> a training spec with one line changed."""
-
-    def make(old: str = "", new: str = "") -> Path:
-        path = tmp_path / "trained.toml"
-        path.write_text(TRAINED.replace(old, new) if old else TRAINED)
-        return path
-
-    return make
-
-
-def test_a_training_spec_is_one_command_a_run(trained: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_training_spec_is_one_command_a_run(tmp_path: Path) -> None:
     """Conditions lay their tables over the spec's, and those over the preset's."""
-    spec = load_spec(trained())
+    (tmp_path / "trained.toml").write_text(TRAINED)
+    spec = load_spec(tmp_path / "trained.toml")
     jobs = run_jobs(spec, tmp_path)[3:]
     assert [job.name for job in jobs] == [
         "trained-plain-vanilla-seed1",
@@ -321,14 +290,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "place"), REFUSED, ids=[new for _, new, _ in REFUSED])
-def test_training_settings_that_do_not_fit_are_refused(
-    trained: Callable[..., Path], old: str, new: str, place: str
-) -> None:
+def test_training_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """Before any run; the file, the condition and the field are named."""
-    with pytest.raises(InputError) as error:
-        load_spec(trained(old, new))
-    assert f"trained.toml {place}" in str(error.value)
+    path = tmp_path / "trained.toml"
+    for old, new, place in REFUSED:
+        path.write_text(TRAINED.replace(old, new))
+        with pytest.raises(InputError) as error:
+            load_spec(path)
+        assert f"trained.toml {place}" in str(error.value)
 
 
 def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
@@ -353,35 +322,61 @@ def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     assert input_faults(load_spec(made), tmp_path / "out") == []
 
 
+@pytest.fixture
+def print_jobs(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """print_jobs(spec, out, *options) -> the lines of --print-jobs."""
+
+    def make(spec: Spec, out: Path, *options: str) -> list[str]:
+        capsys.readouterr()
+        assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out), *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return make
+
+
+def test_runs_are_started_by_a_template(
+    tiny: Callable[..., Spec], tmp_path: Path, print_jobs: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stands around {command} goes to runs; a pool is sampled by one process."""
+    spec = tiny(6)
+    made = '[[pools]]\nname = "made"\nsettings.steps = 1\n[settings]'
+    spec.path.write_text(spec.path.read_text().replace("[settings]", made, 1))
+    template = "env 'A=1 2' torchrun --no-python {command} --url http://h:1"
+    pool, first, *_ = print_jobs(spec, tmp_path, "--launch", template)
+    assert pool.startswith("probe pool generate --config ")
+    assert first.startswith("env 'A=1 2' torchrun --no-python probe replay --config ")
+    assert first.endswith(" --url http://h:1")
+    for wrong in ("torchrun", "torchrun {command} {command}", "'{command}", "x{command}"):
+        assert (
+            run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(tmp_path), "--launch", wrong]) == 2
+        )
+        assert "--launch: expected a command line with the word {command}" in capsys.readouterr().err
+
+
 def test_printed_jobs_can_be_run_by_hand(
-    tiny: Callable[..., Spec], out: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Callable[..., Spec], out: Path, print_jobs: Callable[..., list[str]]
 ) -> None:
     """One line a run, in order; a run made by it is one of the sweep, and is not printed again."""
     spec = tiny(7)
-    assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = print_jobs(spec, out)
     (file,) = (out / "sweeps" / "tiny" / "settings" / spec.sha256[:12]).glob("tiny-narrow-seed7.json")
     assert lines[1] == f"probe replay --config {file} --name tiny-narrow-seed7 --out {out}"
-    program, *arguments = shlex.split(lines[1])
-    assert program == "probe"
+    arguments = shlex.split(lines[1])[1:]
     assert run(cli, [*arguments, "--dry-run"]) == 0
     assert run(cli, arguments) == 0
     plain, narrow = runs_of(spec, out)
     assert (plain.complete, narrow.complete, narrow.spec_status) == (False, True, "frozen")
     settings = read_json(narrow.directory / "config.json")["settings"]
     assert read_config(settings, "config.json") == narrow.config
-    capsys.readouterr()
-    assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.splitlines() == lines[:1]
+    assert print_jobs(spec, out) == lines[:1]
 
 
 def test_settings_of_a_job_stand_alone(
-    tiny: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Callable[..., Spec], tmp_path: Path, print_jobs: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--set and flags change them, and then the run is not of the spec; no preset, and no settings of another verb."""
-    spec, out = tiny(0), tmp_path / "out"
-    assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
-    arguments = shlex.split(capsys.readouterr().out.splitlines()[0])[1:]
+    out = tmp_path / "out"
+    arguments = shlex.split(print_jobs(tiny(0), out)[0])[1:]
     assert run(cli, [*arguments, "--preset", "full"]) == 2
     assert "--preset" in capsys.readouterr().err
     settings = read_json(Path(arguments[arguments.index("--config") + 1]))["settings"]
