@@ -53,7 +53,7 @@ class Planted:
         # All seeds of a side are planted at once, with the first of them.
         if not (self.out / "runs" / name).exists():
             with mock.patch("os.fsync"):
-                plant(self.spec, self.out, {side: self.rates[side]}, *self.made_of, problems=48)
+                plant(self.spec, self.out, {side: self.rates[side]}, *self.made_of, problems=24)
         return Ended(0)
 
 
@@ -95,7 +95,7 @@ def test_the_others_are_bought_where_the_first_arms_separate(swept: Callable[...
     assert verdict.verdict.finding("hacks-no-more-than-closed").says != "FAIL"
 
 
-def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any]) -> None:
     """Six runs, not eighteen, and the same call again buys none of the others."""
     for again in (False, True):
         table, launched = swept((0.02, 0.2, 0.84, 0.2))
@@ -103,8 +103,6 @@ def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path
         assert table["stopped"].startswith("at the ceiling: lowers-hacking is ")
         assert table["stopped"].endswith(" after 6 of 24 runs")
         assert [row["status"] for row in table["rows"]].count("skipped") == 18
-    verdict = evaluate_spec(load_spec(PHASE3), tmp_path)
-    assert verdict.verdict.word in ("NOT DECIDED BY THREE SEEDS", "PROJECTION DOES NOT LOWER HACKING")
 
 
 def test_nothing_but_vanilla_is_bought_where_it_does_not_learn(swept: Callable[..., Any]) -> None:
