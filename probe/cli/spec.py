@@ -1,9 +1,8 @@
 """probe spec: plan a spec (detectable effect and cost), run it, and list all specs with their outcomes."""
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,9 +15,7 @@ from replay_pools.base.errors import InputError, refuse
 from replay_pools.pool import CAUTION
 
 if TYPE_CHECKING:  # numpy, scipy and submitit are too slow for a help text
-    from probe.experiments.plan import SpecPlan
     from probe.experiments.spec import Spec
-    from probe.experiments.sweep import SweepState
 
 
 @verb()
@@ -66,12 +63,12 @@ def plan(
     spec = load_spec(target)
     spec_plan = make_plan(spec, out)
     if as_json:
-        echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
+        echo_json(spec_plan | ({} if written is None else {"written": str(written)}))
     else:
         _print_plan(spec, spec_plan)
         if written is not None:
             echo(f"next: read {target}; then: probe spec sweep {shlex.quote(str(target))}{elsewhere(out)}")
-    ctx.exit(1 if check and spec_plan.vacuous else 0)
+    ctx.exit(1 if check and spec_plan["vacuous"] else 0)
 
 
 def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> None:
@@ -90,30 +87,30 @@ def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: P
     say(f"assumed: an effect of {effect:g} and an sd of {sd:g} between seeds (--effect, --sd)")
 
 
-def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
+def _print_plan(spec: "Spec", spec_plan: dict[str, Any]) -> None:
     echo(f"{spec.name}: {spec.experiment.question}")
-    more = [f"; {len(entry.seeds)} seeds of {entry.name}" for entry in spec.conditions if entry.seeds]
+    more = [f"; {len(entry.seeds)} seeds of {entry.name}" for entry in spec.conditions if entry.seeds != spec.seeds]
     echo(
-        f"{spec_plan.runs} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
-        f"seeds {', '.join(map(str, spec.seeds))}{''.join(more)}; sha256 {spec_plan.sha256[:12]}"
+        f"{spec_plan['runs']} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
+        f"seeds {', '.join(map(str, spec.seeds))}{''.join(more)}; sha256 {spec_plan['sha256'][:12]}"
     )
-    if spec_plan.effects:
+    if spec_plan["effects"]:
         echo(f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided")
-        rows = []
-        for effect in spec_plan.effects:
-            rows.append((effect.n, f"{effect.smallest:.3g}", "planned" if effect.planned else ""))
+        rows = [
+            (row["n"], f"{row['smallest']:.3g}", "planned" if row["planned"] else "") for row in spec_plan["effects"]
+        ]
         echo_table(("seeds", "effect", ""), rows)
     echo()
-    for where, why in spec_plan.vacuous.items():
-        echo(f"  VACUOUS  {where}: {why}")
-    for note in spec_plan.notes:
+    for part in spec_plan["vacuous"]:
+        echo(f"  VACUOUS  {part['where']}: {part['why']}")
+    for note in spec_plan["notes"]:
         echo(f"note: {note}")
-    for price in spec_plan.prices:
+    for price in spec_plan["prices"]:
         money = "no price_per_hour in [budget]"
-        if price.money is not None:
-            money = f"{price.money:.2f} {price.currency}"
-        echo(f"\nCOST of {price.what}: {price.runs} runs, {price.hours:.2f} hours, {money}")
-        echo(f"  {price.source}")
+        if price["money"] is not None:
+            money = f"{price['money']:.2f} {price['currency']}"
+        echo(f"\nCOST of {price['what']}: {price['runs']} runs, {price['hours']:.2f} hours, {money}")
+        echo(f"  {price['source']}")
 
 
 @verb()
@@ -147,8 +144,8 @@ def sweep(
 ) -> None:
     """Run conditions x arms x seeds of SPEC (spec/NAME.toml), as far as its ceiling allows, through submitit.
 
-    The GPUs of this machine are dealt out among the jobs. A sweep that was killed continues. A run that failed is
-    reported with its log, and the others go on; exit code 1 says so. Example:
+    A sweep that was killed continues. A run that failed is reported with its log, and the others go on; exit code 1
+    says so. Every job sees all GPUs: for one each, see `probe docs processes`. Example:
 
       probe spec sweep spec/experiments/phase2.toml --jobs 2
     """
@@ -163,7 +160,7 @@ def sweep(
             echo(shlex.join(command_of(job, launch, ("probe",))))
         return
     refuse(input_faults(spec, out))
-    from probe.experiments.sweep import executor, visible_gpus
+    from probe.experiments.sweep import executor, has_failed
     from probe.experiments.sweep import sweep as run_sweep
 
     settings: dict[str, str | int] = {}
@@ -172,15 +169,10 @@ def sweep(
         if not key or not equals:
             raise InputError("--cluster-option", expected="KEY=VALUE", found=repr(text))
         settings[key] = int(value) if value.isdecimal() else value
-    shown: dict[str, str] = {}
 
-    def show(table: "SweepState") -> None:
-        """Print a line whenever a job changes its status."""
-        for row in table.rows:
-            if row.status not in ("waiting", shown.get(row.job.name)):
-                shown[row.job.name] = row.status
-                error = f": {row.error} (log: {row.log})" if row.error else ""
-                say(f"{row.status:<8} {row.job.name}{error}")
+    def show(row: dict[str, str]) -> None:
+        error = f": {row['error']} (log: {row['log']})" if row["error"] else ""
+        say(f"{row['status']:<8} {row['name']}{error}")
 
     table = run_sweep(
         spec,
@@ -188,7 +180,6 @@ def sweep(
         engine=executor(cluster, sweep_folder(spec, out) / "logs", settings, num_jobs),
         num_jobs=num_jobs,
         launch=launch,
-        gpus=visible_gpus() if cluster == "local" else (),
         show=show,
     )
     if spec.settings["verb"] == "train":
@@ -196,13 +187,13 @@ def sweep(
 
         say(f"outcomes: {write_outcomes(spec, out)}")
     if as_json:
-        echo_json(table.to_json())
+        echo_json(table)
     else:
-        echo_table(("run", "status", "error"), [(row.job.name, row.status, row.error) for row in table.rows])
-        if table.stopped:
-            echo(f"stopped: {table.stopped}")
+        echo_table(("run", "status", "error"), [(row["name"], row["status"], row["error"]) for row in table["rows"]])
+        if table["stopped"]:
+            echo(f"stopped: {table['stopped']}")
         echo(f"next: probe analyze {shlex.quote(str(spec_file))}{elsewhere(out)}")
-    ctx.exit(1 if table.failed else 0)
+    ctx.exit(1 if has_failed(table) else 0)
 
 
 @verb("list")
@@ -219,16 +210,16 @@ def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
 
     entries = register(specs, out)
     if as_json:
-        echo_json([asdict(entry) for entry in entries])
+        echo_json(entries)
         return
     rows = []
     for entry in entries:
-        earlier = "-" if entry.earlier is None else f"(of an earlier version: {entry.earlier})"
-        date = "-" if entry.date is None else entry.date.partition("T")[0]
-        rows.append((entry.name, entry.status, entry.decision or earlier, f"{entry.done}/{entry.runs}", date))
+        earlier = "-" if entry["earlier"] is None else f"(of an earlier version: {entry['earlier']})"
+        date, runs = (entry["date"] or "-").partition("T")[0], f"{entry['done']}/{entry['runs']}"
+        rows.append((entry["name"], entry["status"], entry["decision"] or earlier, runs, date))
     echo_table(("experiment", "status", "decision", "runs", "last start"), rows, left=3)
     for entry in entries:
         if full:
-            echo(f"\n{entry.name}: {entry.question}")
-            if entry.follow_up:
-                echo(f"  then: {entry.follow_up}")
+            echo(f"\n{entry['name']}: {entry['question']}")
+            if entry["follow_up"]:
+                echo(f"  then: {entry['follow_up']}")

@@ -34,8 +34,8 @@ def unmatched(spec: Spec) -> list[str]:
     """Return a sentence for each cell of a training spec that differs from the baseline in several things."""
     if spec.baseline is None or spec.settings["verb"] != "train":
         return []
-    cells = [(entry.name, arm) for entry in spec.conditions for arm in spec.arms_of(entry)]
-    idle = [cell for cell in cells if not _acts(cell[1])]
+    cells = [(entry.name, arm) for entry in spec.conditions for arm in entry.arms]
+    idle = [cell for cell in cells if _does(spec, cell) is None]
     sentences = []
     for cell in cells:
         different = _things(spec, cell, spec.baseline)
@@ -93,18 +93,13 @@ def _named(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
-def _acts(arm: str) -> bool:
-    """Return whether an arm changes updates."""
-    return ARMS[arm].projects or ARMS[arm].at_deployment
-
-
 def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, list[str]]:
     """Return {thing: its keys} for everything in which two cells differ."""
     basis, other_basis = (ARMS[arm].basis for _, arm in (cell, other))
     things: dict[str, list[str]] = {} if _does(spec, cell) == _does(spec, other) else {"arm": []}
     if basis != other_basis:
         things["basis"] = [basis]
-    here, there = (flat(asdict(spec.resolved[condition].config)) for condition, _ in (cell, other))
+    here, there = (flat(asdict(spec.condition(condition).config)) for condition, _ in (cell, other))
     for key in {**here, **there}:
         table = key.partition(".")[0]
         if table not in NOT_COMPARED and here.get(key) != there.get(key):
@@ -114,7 +109,7 @@ def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, list[str]]:
 
 def _does(spec: Spec, cell: Cell) -> Any:
     """Return how a cell changes updates; None for an arm that does not."""
-    if not _acts(cell[1]):
+    arm, intervention = ARMS[cell[1]], spec.condition(cell[0]).config.intervention
+    if not (arm.projects or arm.at_deployment):
         return None
-    arm, intervention = ARMS[cell[1]], spec.resolved[cell[0]].config.intervention
     return replace(arm, name="", basis="svd"), replace(intervention, arms=("vanilla",))

@@ -42,14 +42,11 @@ def in_words(criterion: Criterion) -> str:
     # A difference names both sides; a single side omits its default.
     named = [f"{name or 'default'} - {versus}" if versus else name or "" for name, versus in sides]
     place = " in ".join(filter(None, named))
-    return f"{criterion.estimate} {bound_in_words(criterion)}{f' ({place})' if place else ''}"
-
-
-def bound_in_words(criterion: Criterion) -> str:
-    """Format the bound: `above 0.05`, `inside [-0.1, 0.1]`."""
     if criterion.inside is not None:
-        return f"inside [{criterion.inside[0]:g}, {criterion.inside[1]:g}]"
-    return f"above {criterion.above:g}" if criterion.above is not None else f"below {criterion.below:g}"
+        bound = f"inside [{criterion.inside[0]:g}, {criterion.inside[1]:g}]"
+    else:
+        bound = f"above {criterion.above:g}" if criterion.above is not None else f"below {criterion.below:g}"
+    return f"{criterion.estimate} {bound}{f' ({place})' if place else ''}"
 
 
 def _says(criterion: Criterion, found: Estimate) -> tuple[Answer, str]:

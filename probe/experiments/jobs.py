@@ -1,6 +1,4 @@
-"""The runs of a spec: the settings of its conditions, and the commands that make its pools and runs.
-
-    spec.settings, overlaid by a condition's settings, then arms and seed  ->  one configuration for each run
+"""The runs of a spec as commands: one job for each pool and run, with its configuration, folder and progress.
 
 With frozen weights, one run serves all arms, and conditions that differ only in their objective share one forward and
 backward pass. In training, every arm is a run. Each job is an ordinary `probe` command that reads its settings from a
@@ -8,28 +6,22 @@ file (`--config`), can be repeated by hand and resumes by itself.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from extraction.files import resolve_directions
-from probe.experiments.spec import Criterion, ResolvedCondition, Spec, SpecStatus
+from probe.experiments.spec import Criterion, Spec, SpecCondition
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings, check_recorded
-from probe.settings.presets import configure
-from probe.settings.run import GenerateConfig, ReplayConfig, RunConfig, TrainConfig, read_config
-from probe.settings.words import Verb
+from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig, read_config
 from probe.step.groups import ReplaySource
-from replay_pools.base.errors import InputError, refuse
+from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_json
-from replay_pools.base.tables import flat, overlaid
 from replay_pools.environments.registry import get_environment
 from replay_pools.pool import MANIFEST_NAME, open_pool, resolve_pool
 
-VERBS: tuple[Verb, ...] = ("replay", "train")
-# Keys that the sweep sets from `arms`, `seeds` and `conditions` of the spec.
-RESERVED = ("verb", "seed", "intervention.arms", "conditions", "preregistered")
 COMMAND = "{command}"  # placeholder in the command line that starts a run
 STATE_FILE = "state.json"  # in the folder of a sweep
 
@@ -44,19 +36,13 @@ class Job:
     seed: int | None = None
     conditions: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
-    spec_status: SpecStatus | None = None  # of the run on disk; None: no run, or not checked
+    # Whether the run on disk was made under this spec, an edited version or neither; None: no run, or not checked.
+    spec_status: Literal["frozen", "edited", "none"] | None = None
 
     @property
     def name(self) -> str:
         """Name in tables."""
         return self.settings_file.stem
-
-    @property
-    def args(self) -> tuple[str, ...]:
-        """Command line after `probe`."""
-        verb = ("pool", "generate") if isinstance(self.config, GenerateConfig) else (self.config.verb,)
-        name = ("--name", self.directory.name, "--out", str(self.directory.parents[1]))
-        return (*verb, "--config", str(self.settings_file), *name)
 
     @property
     def complete(self) -> bool:
@@ -77,54 +63,20 @@ def command_of(job: Job, launch: str, program: Sequence[str]) -> list[str]:
     if words.count(COMMAND) != 1:
         fix = "as 'torchrun --standalone --nproc-per-node 2 --no-python {command}'"
         raise InputError("--launch", expected=f"a command line with the word {COMMAND}", found=repr(launch), fix=fix)
-    # One process samples a pool, so `launch` does not apply.
-    place = words.index(COMMAND) if job.seed is not None else None
-    before, after = ([], []) if place is None else (words[:place], words[place + 1 :])
-    return [*before, *program, *job.args, *after]
-
-
-def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
-    """Return {condition: its settings}.
-
-    Raises:
-        InputError: an unknown key or a refused value; the error names file, table and key.
-    """
-    verb = spec.settings.get("verb")
-    if verb not in VERBS:
-        found = "none" if verb is None else repr(verb)
-        raise InputError(f"{spec.path} settings.verb", expected=" or ".join(VERBS), found=found)
-    # Only [settings] may give the verb, the first of RESERVED.
-    _check_reserved(spec.settings, f"{spec.path} settings", RESERVED[1:])
-    resolved = {}
-    for condition in spec.conditions:
-        where = f"{spec.path} conditions.{condition.name}"
-        _check_reserved(condition.settings, where, RESERVED)
-        arms = spec.arms_of(condition)
-        # A training configuration with several arms is refused, so the check uses the first arm.
-        tables = overlaid(overlaid(spec.settings, condition.settings), {"intervention": {"arms": arms[:1]}})
-        config = _configured(verb, tables, where if condition.settings else f"{spec.path} settings")
-        if not config.trains:
-            config = replace(config, intervention=replace(config.intervention, arms=arms))
-        seeds = spec.seeds_of(condition)
-        resolved[condition.name] = ResolvedCondition(name=condition.name, arms=arms, seeds=seeds, config=config)
-    return resolved
-
-
-def pool_config(name: str, settings: Mapping[str, Any], where: str) -> GenerateConfig:
-    """Return the settings of a pool that a spec generates.
-
-    Raises:
-        InputError: as `resolve`; the message begins with `where`, the spec's file.
-    """
-    _check_reserved(settings, f"{where} pools.{name}", ("verb", "preregistered"))
-    return _configured("generate", settings, f"{where} pools.{name}")
+    verb = ("pool", "generate") if isinstance(job.config, GenerateConfig) else (job.config.verb,)
+    place = ("--name", job.directory.name, "--out", str(job.directory.parents[1]))
+    command = [*program, *verb, "--config", str(job.settings_file), *place]
+    if job.seed is None:  # one process samples a pool, so `launch` does not apply
+        return command
+    at = words.index(COMMAND)
+    return [*words[:at], *command, *words[at + 1 :]]
 
 
 def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
     """Return the jobs that generate pools; they precede the runs."""
     return [
         Job(
-            config=pool_config(pool.name, pool.settings, str(spec.path)),
+            config=pool.config,
             settings_file=_settings_file(spec, out_dir, f"pool-{pool.name}"),
             directory=out_dir / "pools" / pool.name,
         )
@@ -137,37 +89,38 @@ def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
 
     A replay has one run for each set of conditions that share a pass; a training has one for each arm and condition.
     """
-    seeds = dict.fromkeys(seed for table in (spec, *spec.resolved.values()) for seed in table.seeds)
+    passes: dict[Any, list[SpecCondition]] = {}
+    for condition in spec.conditions:
+        frozen = condition.frozen
+        key = (condition.arms, condition.seeds, repr(_shared(condition.config))) if frozen else condition.name
+        passes.setdefault(key, []).append(condition)
     return [
         _job(spec, conditions, arms, seed, out_dir)
-        for seed in seeds
-        for conditions in _passes(spec.resolved.values())
+        for seed in dict.fromkeys([*spec.seeds, *(seed for row in spec.conditions for seed in row.seeds)])
+        for conditions in passes.values()
         if seed in conditions[0].seeds
         for arms in ([conditions[0].arms] if conditions[0].frozen else [(arm,) for arm in conditions[0].arms])
     ]
 
 
-def is_about(job: Job, criterion: Criterion, spec: Spec) -> bool:
-    """Return whether a training is on one side of a criterion."""
-    return (job.conditions[0], job.arms[0]) in spec.sides_of(criterion)
-
-
-def spec_status(config: RunConfig, spec: Spec) -> SpecStatus:
-    """Return whether a run with these settings was made under this spec, an edited version of it, or neither."""
-    stored = config.preregistered
-    if stored == spec.mark:
-        return "frozen"
-    return "edited" if stored is not None and stored.partition("@")[0] == spec.name else "none"
+def before_ceilings(spec: Spec, runs: Sequence[Job]) -> list[tuple[Criterion, list[Job]]]:
+    """Return the criteria of the ceiling in order, each with the runs that are made before it is judged."""
+    stages, cells = [], set()
+    for criterion in spec.ceilings:
+        cells |= {*spec.sides_of(criterion)}
+        stages.append((criterion, [job for job in runs if (job.conditions[0], job.arms[0]) in cells]))
+    return stages
 
 
 def runs_of(spec: Spec, out_dir: Path) -> list[Job]:
     """Return every run of the spec, in the order of the sweep, with the status of the run on disk."""
     runs = []
     for run in run_jobs(spec, out_dir):
-        # A run with refused input has no steps and does not count.
         status, path = None, run.directory / CONFIG_FILE
+        # A run with refused input has no steps and does not count.
         if (run.directory / STEPS_FILE).is_file():
-            status = spec_status(read_config(read_json(path)["settings"], f"{path} settings"), spec)
+            mark = read_config(read_json(path)["settings"], f"{path} settings").preregistered or ""
+            status = "frozen" if mark == spec.mark else "edited" if mark.partition("@")[0] == spec.name else "none"
         runs.append(replace(run, spec_status=status))
     return runs
 
@@ -183,21 +136,13 @@ def sweep_folder(spec: Spec, out_dir: Path) -> Path:
     return out_dir / "sweeps" / spec.name
 
 
-def read_state(spec: Spec, out_dir: Path) -> dict[str, Any]:
-    """Return the table last written by the sweep of this version of the spec; empty before its first command."""
-    path = sweep_folder(spec, out_dir) / STATE_FILE
-    state = read_json(path) if path.is_file() else {}
-    return state if state.get("spec") == spec.mark else {}
-
-
-def stored_groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource | None:
+def stored_groups(config: ReplayConfig | TrainConfig, out_dir: Path) -> ReplaySource | None:
     """Return the groups of a replay, drawn with the seed of its settings; None if it samples or reads a log.
 
     Raises:
         InputError: a pool is missing or unreadable, the pools give no groups, or the samplers did not record what the
             objective needs.
     """
-    config = condition.config
     if not isinstance(config, ReplayConfig):
         return None
     paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
@@ -227,16 +172,20 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
         return True
 
     made = {pool.name for pool in spec.pools}
-    configs: list[Any] = [pool_config(pool.name, pool.settings, str(spec.path)) for pool in spec.pools]
-    for name, condition in spec.resolved.items():
-        place, config = f"conditions.{name}: ", condition.config
-        there = [is_sound("", _check_pool, pool, out_dir) for pool in condition.pools if pool not in made]
+    configs: list[Any] = [pool.config for pool in spec.pools]
+    for condition in spec.conditions:
+        place, config = f"conditions.{condition.name}: ", condition.config
+        if isinstance(config, ReplayConfig):
+            pools = config.source.replay_dirs
+        else:
+            pools = () if config.rollouts.teacher is None else (config.rollouts.teacher.pool,)
+            configs.append(config)
+        there = [is_sound("", _check_pool, pool, out_dir) for pool in pools if pool not in made]
         # Groups need all pools of a condition.
-        if all(there) and made.isdisjoint(condition.pools):
-            is_sound(place, stored_groups, condition, out_dir)
+        if all(there) and made.isdisjoint(pools):
+            is_sound(place, stored_groups, config, out_dir)
         if config.intervention.v_hack is not None:
             is_sound(place, resolve_directions, config.intervention.v_hack, out_dir)
-        configs += [] if isinstance(config, ReplayConfig) else [config]
     for env in dict.fromkeys(config.rollouts.env for config in configs):
         is_sound("rollouts.env: ", get_environment, env)
     return [*faults.values()]
@@ -247,41 +196,6 @@ def _check_pool(pool: str, out_dir: Path) -> None:
         raise InputError(f"pool {pool}", expected="a directory", found="no such directory")
 
 
-def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:
-    """Refuse keys that the sweep sets."""
-    if taken := [key for key in flat(table) if key in reserved]:
-        expected = "no key that the sweep sets (arms, seeds, conditions, verb)"
-        raise InputError(where, expected=expected, found=taken[0])
-
-
-def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> Any:
-    """Call `configure` on tables of a spec, with errors that name the place in the spec."""
-    leaves = {key: value for key, value in flat(tables).items() if key != "verb"}
-    preset = leaves.pop("preset", None)
-    if not isinstance(preset, str | None):
-        raise InputError(f"{where}.preset", expected="a name or a .toml file", found=repr(preset))
-    try:
-        return configure(verb, preset=preset, options=leaves)
-    except InputError as error:
-        refuse([part.at(f"{where}: {part.where.removeprefix('settings ')}") for part in error.errors])
-        raise
-
-
-def _passes(conditions: Iterable[ResolvedCondition]) -> list[list[ResolvedCondition]]:
-    """Return the conditions of each pass; replays that differ only in the objective share one."""
-    passes: list[list[ResolvedCondition]] = []
-    for condition in conditions:
-        for shared in passes:
-            first = shared[0]
-            same = (first.arms, first.seeds, first.frozen) == (condition.arms, condition.seeds, True)
-            if same and _shared(first.config) == _shared(condition.config):
-                shared.append(condition)
-                break
-        else:
-            passes.append([condition])
-    return passes
-
-
 def _shared(config: ReplayConfig | TrainConfig) -> ReplayConfig | TrainConfig:
     """Return a configuration without what may differ within one pass: the objective, except its normaliser."""
     objective = config.objective
@@ -290,20 +204,18 @@ def _shared(config: ReplayConfig | TrainConfig) -> ReplayConfig | TrainConfig:
     return replace(config, objective=normaliser)
 
 
-def _job(spec: Spec, conditions: Sequence[ResolvedCondition], arms: tuple[str, ...], seed: int, out_dir: Path) -> Job:
+def _job(spec: Spec, conditions: Sequence[SpecCondition], arms: tuple[str, ...], seed: int, out_dir: Path) -> Job:
     """Return the job of one run, named after its first condition (unless it has all), trained arm and seed."""
     first = conditions[0]
     intervention = replace(first.config.intervention, arms=arms)
     config = replace(first.config, seed=seed, preregistered=spec.mark, intervention=intervention)
     if isinstance(config, ReplayConfig):
-        base = _shared(config).objective
-        changes = []
+        base, variants = _shared(config).objective, []
         for condition in conditions:
-            objective = condition.config.objective
-            values = {key: getattr(objective, key) for key in LOSS_KEYS}
-            different = {key: value for key, value in values.items() if value != getattr(base, key)}
-            changes.append(LossCondition(name=condition.name, changes=different))
-        config = replace(config, objective=base, conditions=tuple(changes))
+            values = {key: getattr(condition.config.objective, key) for key in LOSS_KEYS}
+            changes = {key: value for key, value in values.items() if value != getattr(base, key)}
+            variants.append(LossCondition(name=condition.name, changes=changes))
+        config = replace(config, objective=base, conditions=tuple(variants))
     parts = [] if len(conditions) == len(spec.conditions) > 1 else [first.name]
     name = "-".join([spec.name, *parts, *(arms if config.trains else ()), f"seed{seed}"])
     return Job(

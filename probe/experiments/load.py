@@ -6,20 +6,25 @@ config, so a verdict can state whether the criteria are older than the data.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from probe.analysis import measures
-from probe.experiments.jobs import pool_config, resolve
 from probe.experiments.spec import OUTCOME, VERDICT, WORDS, Criterion, Spec, SpecCondition, SpecDecision
 from probe.settings.arms import ARMS, measured_arm
-from probe.settings.words import OF_CRITERION
+from probe.settings.presets import configure
+from probe.settings.words import OF_CRITERION, Verb
 from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import PLAIN_NAME, sha256
-from replay_pools.base.tables import decode, read_toml
+from replay_pools.base.tables import decode, flat, overlaid, read_toml
 
+VERBS: tuple[Verb, ...] = ("replay", "train")
+# Keys that the sweep sets from `arms`, `seeds` and `conditions` of the spec.
+RESERVED = ("verb", "seed", "intervention.arms", "conditions", "preregistered")
 BOUNDS = ("above", "below", "inside")
 Faults = Iterator[tuple[str, str, str]]  # key of the spec, expected, found
 
@@ -33,16 +38,66 @@ def load_spec(path: Path) -> Spec:
     """
     document = read_toml(path, "a spec, see spec/")
     spec = decode(Spec, document, path)
+    filled = [
+        row.model_copy(update={"arms": row.arms or spec.arms, "seeds": row.seeds or spec.seeds})
+        for row in spec.conditions
+    ]
+    spec = spec.model_copy(update={"conditions": tuple(filled)})
     # The hash covers the content only: comments and layout may change.
     canonical = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
     spec._path, spec._sha256 = path, sha256(canonical)
     _refuse(spec, _names(spec))
-    spec._resolved = resolve(spec)
-    for pool in spec.pools:
-        pool_config(pool.name, pool.settings, str(path))
+    _configure(spec)
     _refuse(spec, (fault for criterion in spec.criteria for fault in _criterion(spec, criterion)))
     _refuse(spec, _decisions(spec))
     return spec
+
+
+def _configure(spec: Spec) -> None:
+    """Set the configuration of each condition and pool.
+
+    Raises:
+        InputError: an unknown key or a refused value; the error names file, table and key.
+    """
+    verb = spec.settings.get("verb")
+    if verb not in VERBS:
+        found = "none" if verb is None else repr(verb)
+        raise InputError(f"{spec.path} settings.verb", expected=" or ".join(VERBS), found=found)
+    # Only [settings] may give the verb, the first of RESERVED.
+    _check_reserved(spec.settings, f"{spec.path} settings", RESERVED[1:])
+    for row in spec.conditions:
+        where = f"{spec.path} conditions.{row.name}"
+        _check_reserved(row.settings, where, RESERVED)
+        # A training configuration with several arms is refused, so the check uses the first arm.
+        tables = overlaid(overlaid(spec.settings, row.settings), {"intervention": {"arms": row.arms[:1]}})
+        config = _configured(verb, tables, where if row.settings else f"{spec.path} settings")
+        if not config.trains:
+            config = replace(config, intervention=replace(config.intervention, arms=row.arms))
+        row._config = config
+    for pool in spec.pools:
+        where = f"{spec.path} pools.{pool.name}"
+        _check_reserved(pool.settings, where, ("verb", "preregistered"))
+        pool._config = _configured("generate", pool.settings, where)
+
+
+def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:
+    """Refuse keys that the sweep sets."""
+    if taken := [key for key in flat(table) if key in reserved]:
+        expected = "no key that the sweep sets (arms, seeds, conditions, verb)"
+        raise InputError(where, expected=expected, found=taken[0])
+
+
+def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> Any:
+    """Call `configure` on tables of a spec, with errors that name the place in the spec."""
+    leaves = {key: value for key, value in flat(tables).items() if key != "verb"}
+    preset = leaves.pop("preset", None)
+    if not isinstance(preset, str | None):
+        raise InputError(f"{where}.preset", expected="a name or a .toml file", found=repr(preset))
+    try:
+        return configure(verb, preset=preset, options=leaves)
+    except InputError as error:
+        refuse([part.at(f"{where}: {part.where.removeprefix('settings ')}") for part in error.errors])
+        raise
 
 
 def decide(spec: Spec, verdicts: Mapping[str, str]) -> SpecDecision:
@@ -69,7 +124,7 @@ def _names(spec: Spec) -> Faults:
         yield "experiment.name", f"the file's name, {spec.path.stem!r}", repr(spec.name)
     conditions, criteria = [row.name for row in spec.conditions], [row.name for row in spec.criteria]
     lists = [("conditions", conditions), ("criteria", criteria), ("arms", spec.arms), ("seeds", spec.seeds)]
-    lists += [(f"conditions.{row.name}.seeds", spec.seeds_of(row)) for row in spec.conditions if row.seeds]
+    lists += [(f"conditions.{row.name}.seeds", row.seeds) for row in spec.conditions if row.seeds != spec.seeds]
     for key, names in lists:
         for name, count in Counter(names).items():
             if count > 1:
@@ -77,7 +132,7 @@ def _names(spec: Spec) -> Faults:
             elif isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
                 yield key, "letters, digits and . _ -", repr(name)
     known = [("arms", spec.arms, [*ARMS])]
-    known += [(f"conditions.{row.name}.arms", spec.arms_of(row), [*spec.arms]) for row in spec.conditions]
+    known += [(f"conditions.{row.name}.arms", row.arms, [*spec.arms]) for row in spec.conditions]
     for row in spec.criteria:
         for key, choice in (("arm", [*spec.arms]), ("condition", conditions)):
             for side in (key, f"versus_{key}"):
@@ -101,14 +156,14 @@ def _criterion(spec: Spec, criterion: Criterion) -> Faults:
         yield where, f"one of {', '.join(BOUNDS)}", " and ".join(bounds) or "none"
     if criterion.inside is not None and criterion.inside[0] > criterion.inside[1]:
         yield f"{where}.inside", "[low, high]", repr([*criterion.inside])
-    left = spec.condition_of(criterion)
+    left = spec.condition(criterion.condition)
     sides = [("arm", criterion.arm, left)]
     if criterion.compared:
-        right = next((row for row in spec.conditions if row.name == criterion.versus_condition), left)
+        right = left if criterion.versus_condition is None else spec.condition(criterion.versus_condition)
         sides.append(("versus_arm", criterion.versus_arm or criterion.arm, right))
     for key, arm, condition in sides:
-        if arm is not None and arm not in spec.arms_of(condition):
-            runs = ", ".join(spec.arms_of(condition))
+        if arm is not None and arm not in condition.arms:
+            runs = ", ".join(condition.arms)
             yield f"{where}.{key}", f"an arm that {condition.name} runs ({runs})", repr(arm)
         for place, expected, found in _estimate(spec, criterion, key, arm, condition):
             yield f"{where}.{place}", expected, found
@@ -116,14 +171,14 @@ def _criterion(spec: Spec, criterion: Criterion) -> Faults:
 
 def _estimate(spec: Spec, criterion: Criterion, key: str, arm: str | None, condition: SpecCondition) -> Faults:
     """Check that the runs of one side have the criterion's estimate."""
-    trains, name = not spec.resolved[condition.name].frozen, criterion.estimate
+    trains, name = not condition.frozen, criterion.estimate
     known = measures.names(trains=trains)
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ", see probe docs specs"
         yield "estimate", f"an estimate of {'a training' if trains else 'a replay'}{hint}", repr(name)
     elif not trains and measures.of_measured_arm(name):
-        measured = measured_arm(spec.arms_of(condition))
+        measured = measured_arm(condition.arms)
         if measured is None:
             yield "estimate", "an estimate of any arm: no arm uses v_hack", repr(name)
         elif arm not in (None, measured):
@@ -138,7 +193,7 @@ def _decisions(spec: Spec) -> Faults:
         criterion.name: OF_CRITERION for criterion in spec.criteria if criterion.role != "mechanism"
     }
     # The primary's runs also have a verdict (replay), an outcome (an arm compared with vanilla), or neither.
-    if spec.resolved[spec.judged[0]].frozen:
+    if spec.condition(spec.judged[0]).frozen:
         words[VERDICT] = WORDS[VERDICT]
     elif spec.settings["verb"] == "train" and spec.baseline not in (None, spec.judged):
         words[OUTCOME] = WORDS[OUTCOME]
@@ -156,5 +211,5 @@ def _decisions(spec: Spec) -> Faults:
     if spec.ceiling is not None:
         for name in {*spec.ceiling.criteria} - {criterion.name for criterion in spec.criteria}:
             yield "ceiling.criteria", "names of criteria", name
-    if spec.ceiling is not None and any(condition.frozen for condition in spec.resolved.values()):
+    if spec.ceiling is not None and any(condition.frozen for condition in spec.conditions):
         yield "ceiling", "runs that train, one arm each", "a replay"

@@ -9,8 +9,8 @@ table keeps the first and the last evaluation of each run. Every published rate 
 
 import csv
 import io
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,8 +24,7 @@ from replay_pools.base.files import write_atomic
 OUTCOMES_FILE = "outcomes.csv"  # in the spec's folder; all specs of the folder share it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One row of the table."""
 
     spec: str
@@ -38,9 +37,6 @@ class Outcome:
     step: int  # optimizer steps before the evaluation
 
 
-COLUMNS = [field.name for field in fields(Outcome)]
-
-
 def outcomes_of(spec: Spec, out_dir: Path) -> list[Outcome]:
     """Return the outcomes of the complete trainings of `spec` in `out_dir`, sorted."""
     rows = []
@@ -48,18 +44,8 @@ def outcomes_of(spec: Spec, out_dir: Path) -> list[Outcome]:
         evaluations = deployed(read_run(job.directory).evals) if job.complete else []
         for step in {evaluation["step"] for evaluation in (*evaluations[:1], *evaluations[-1:])}:
             for problem, rates in rates_by_problem(job.directory, step).items():
-                rows.append(
-                    Outcome(
-                        spec=spec.name,
-                        condition=job.conditions[0],
-                        arm=job.arms[0],
-                        seed=int(job.config.seed),
-                        problem=problem,
-                        hack=rates["hack"][0],
-                        solve=rates["solve"][0],
-                        step=step,
-                    )
-                )
+                cell = spec.name, job.conditions[0], job.arms[0], job.config.seed
+                rows.append(Outcome(*cell, problem, rates["hack"][0], rates["solve"][0], step))
     return sorted(rows)
 
 
@@ -69,18 +55,12 @@ def write_outcomes(spec: Spec, out_dir: Path) -> Path:
     Rows of runs in `out_dir` are replaced. Other rows stay, because their runs may be gone.
     """
     path, outcomes = spec.path.parent / OUTCOMES_FILE, outcomes_of(spec, out_dir)
-    made = {_run_of(row) for row in outcomes}
-    others = [row for row in read_outcomes(path) if _run_of(row) not in made] if path.is_file() else []
+    made = {row[:4] for row in outcomes}
+    others = [row for row in read_outcomes(path) if row[:4] not in made] if path.is_file() else []
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([asdict(row) for row in sorted([*others, *outcomes])])
+    csv.writer(text, lineterminator="\n").writerows([Outcome._fields, *sorted([*others, *outcomes])])
     write_atomic(path, text.getvalue().encode())
     return path
-
-
-def _run_of(row: Outcome) -> tuple[str, str, str, int]:
-    return row.spec, row.condition, row.arm, row.seed
 
 
 def read_outcomes(path: Path) -> list[Outcome]:
@@ -90,10 +70,9 @@ def read_outcomes(path: Path) -> list[Outcome]:
         InputError: unexpected columns, or a value that is no number; the error names the line.
     """
     with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if (found := reader.fieldnames or []) != COLUMNS:
-            raise InputError(path, expected=f"the columns {', '.join(COLUMNS)}", found=", ".join(found))
-        rows = list(reader)
+        header, *rows = [*csv.reader(file)] or [[]]
+    if header != [*Outcome._fields]:
+        raise InputError(path, expected=f"the columns {', '.join(Outcome._fields)}", found=", ".join(header))
     try:
         return TypeAdapter(list[Outcome]).validate_python(rows)
     except ValidationError as error:

@@ -6,34 +6,18 @@ out/                 its runs
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from probe.experiments.jobs import read_state, runs_of
+from probe.experiments.jobs import STATE_FILE, runs_of, sweep_folder
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.records.timings import starts_of
 from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
 
 HEAD = b"[experiment]"  # every spec has this table
 HEADING = re.compile(r"^### (.+) \(spec ([0-9a-f]+), (\d+) of (\d+) runs\)$", re.MULTILINE)
-Status = Literal["planned", "running", "completed", "failed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One experiment."""
-
-    name: str
-    question: str
-    status: Status
-    done: int  # complete runs out of `runs`, on disk or as written; may be of an earlier version
-    runs: int
-    decision: str | None  # on those runs; None if none is written
-    earlier: str | None  # the decision on an earlier version of the spec, if this version has none
-    follow_up: str | None  # the spec's consequence of the decision
-    date: str | None  # UTC: the last start of a run; None if no run records one
 
 
 class Written(NamedTuple):
@@ -45,8 +29,16 @@ class Written(NamedTuple):
     runs: int
 
 
-def register(folder: Path, out_dir: Path) -> list[Entry]:
+def register(folder: Path, out_dir: Path) -> list[dict[str, Any]]:
     """Return every experiment below a folder, sorted by name.
+
+        name, question
+        status          planned, running, completed or failed
+        done, runs      complete runs, on disk or as written; may be of an earlier version
+        decision        on those runs; None if none is written
+        earlier         the decision on an earlier version of the spec, if this version has none
+        follow_up       the spec's consequence of the decision
+        date            UTC: the last start of a run; None if no run records one
 
     Args:
         folder: folder with NAME.toml and NAME.md, at any depth.
@@ -67,8 +59,10 @@ def spec_files(folder: Path) -> list[Path]:
     return sorted((path for path in folder.rglob("*.toml") if HEAD in path.read_bytes()), key=lambda path: path.stem)
 
 
-def _entry(spec: Spec, out_dir: Path) -> Entry:
-    runs, state = runs_of(spec, out_dir), read_state(spec, out_dir)
+def _entry(spec: Spec, out_dir: Path) -> dict[str, Any]:
+    runs, path = runs_of(spec, out_dir), sweep_folder(spec, out_dir) / STATE_FILE
+    state = read_json(path) if path.is_file() else {}
+    state = state if state.get("spec") == spec.mark else {}  # of this version of the spec
     frozen = [run for run in runs if run.spec_status == "frozen"]
     written = written_decisions(spec.path.with_suffix(".md"))
     current = next((result for result in written if spec.sha256.startswith(result.sha256)), None)
@@ -80,23 +74,23 @@ def _entry(spec: Spec, out_dir: Path) -> Entry:
         done, num_runs = earlier.done, earlier.runs
     complete = {run.name for run in runs if run.complete}
     failed = any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", []))
-    status: Status = "running" if done or frozen else "planned"
+    status = "running" if done or frozen else "planned"
     if failed and done < num_runs:
         status = "failed"
     elif done == num_runs or state.get("stopped"):  # a sweep that stopped at its ceiling makes no more runs
         status = "completed"
     decision = None if current is None else current.decision
-    return Entry(
-        name=spec.name,
-        question=spec.experiment.question,
-        status=status,
-        done=done,
-        runs=num_runs,
-        decision=decision,
-        earlier=None if earlier is None else earlier.decision,
-        follow_up=next((entry.then for entry in spec.decisions if entry.name == decision), None),
-        date=max((start.date for run in frozen for start in starts_of(run.directory)), default=None),
-    )
+    return {
+        "name": spec.name,
+        "question": spec.experiment.question,
+        "status": status,
+        "done": done,
+        "runs": num_runs,
+        "decision": decision,
+        "earlier": None if earlier is None else earlier.decision,
+        "follow_up": next((entry.then for entry in spec.decisions if entry.name == decision), None),
+        "date": max((start["date"] for run in frozen for start in starts_of(run.directory)), default=None),
+    }
 
 
 def written_decisions(log: Path) -> list[Written]:

@@ -4,58 +4,21 @@ Undeclared keys are refused and no value is converted. `spec/guide/specs.md` is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from probe.settings.arms import measured_arm
-from probe.settings.run import ReplayConfig, TrainConfig
+from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
 from probe.settings.words import OF_ARM, OF_REPLAY
 
 Role = Literal["primary", "check", "mechanism"]
-SpecStatus = Literal["frozen", "edited", "none"]
 
 BASE_CONDITION = "base"
 # {evidence that a decision may require in addition to criteria: its words}
 VERDICT, OUTCOME = "verdict", "outcome"
 WORDS: Mapping[str, tuple[str, ...]] = {VERDICT: OF_REPLAY, OUTCOME: OF_ARM}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedCondition:
-    """The resolved settings of a condition, defaults included."""
-
-    name: str
-    arms: tuple[str, ...]
-    seeds: tuple[int, ...]
-    config: ReplayConfig | TrainConfig  # of the first arm in training, else of all arms
-
-    @property
-    def frozen(self) -> bool:
-        """True if nothing is trained."""
-        return not self.config.trains
-
-    @property
-    def group(self) -> int:
-        """G, the number of rollouts that share a baseline."""
-        if isinstance(self.config, ReplayConfig):
-            return self.config.source.per_pool * len(self.config.source.replay_dirs)
-        return self.config.rollouts.group
-
-    @property
-    def prompts_per_step(self) -> int:
-        """Number of groups in a step."""
-        return self.config.rollouts.prompts_per_step if isinstance(self.config, TrainConfig) else 1
-
-    @property
-    def pools(self) -> tuple[str, ...]:
-        """Pools that the runs read."""
-        if isinstance(self.config, ReplayConfig):
-            return self.config.source.replay_dirs
-        teacher = self.config.rollouts.teacher
-        return () if teacher is None else (teacher.pool,)
 
 
 class _Table(BaseModel):
@@ -77,8 +40,21 @@ class SpecCondition(_Table):
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
-    arms: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: the spec's
-    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)  # None: the spec's
+    arms: tuple[str, ...] = Field(default=(), min_length=1)  # without a value in the file: the spec's
+    seeds: tuple[int, ...] = Field(default=(), min_length=1)  # the same
+
+    _config: ReplayConfig | TrainConfig | None = PrivateAttr(default=None)
+
+    @property
+    def config(self) -> ReplayConfig | TrainConfig:
+        """All settings, defaults included: of the first arm in training, else of all arms."""
+        assert self._config is not None, "load_spec sets it"
+        return self._config
+
+    @property
+    def frozen(self) -> bool:
+        """True if nothing is trained."""
+        return not self.config.trains
 
 
 class SpecPool(_Table):
@@ -86,6 +62,14 @@ class SpecPool(_Table):
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
+
+    _config: GenerateConfig | None = PrivateAttr(default=None)
+
+    @property
+    def config(self) -> GenerateConfig:
+        """All settings, defaults included."""
+        assert self._config is not None, "load_spec sets it"
+        return self._config
 
 
 class Criterion(_Table):
@@ -164,7 +148,6 @@ class Spec(_Table):
 
     _path: Path = PrivateAttr(default=Path())
     _sha256: str = PrivateAttr(default="")
-    _resolved: "Mapping[str, ResolvedCondition]" = PrivateAttr(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -210,42 +193,23 @@ class Spec(_Table):
 
         It is vanilla under the primary's `versus_condition`, else under the first condition that has vanilla.
         """
-        with_vanilla = [entry.name for entry in self.conditions if "vanilla" in self.arms_of(entry)]
+        with_vanilla = [entry.name for entry in self.conditions if "vanilla" in entry.arms]
         against = self.primary.versus_condition
         if against is None and self.primary.versus_arm is not None:
-            against = self.condition_of(self.primary).name
+            against = self.condition(self.primary.condition).name
         if against in with_vanilla:
             return against, "vanilla"
         return (with_vanilla[0], "vanilla") if with_vanilla else None
 
-    @property
-    def resolved(self) -> "Mapping[str, ResolvedCondition]":
-        """{condition: its resolved settings}, in the order of the file."""
-        return self._resolved
-
-    def arms_of(self, condition: SpecCondition) -> tuple[str, ...]:
-        """Return the arms of a condition."""
-        return condition.arms or self.arms
-
-    def seeds_of(self, condition: SpecCondition) -> tuple[int, ...]:
-        """Return the seeds of a condition."""
-        return condition.seeds or self.seeds
-
     def sides_of(self, criterion: Criterion) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Return (condition, arm) for the left side of a criterion, then for the right side."""
-        condition = self.condition_of(criterion)
-        left = condition.name, criterion.arm or self.stand_in(condition)
+        """Return (condition, arm) for the left side of a criterion, then for the right side.
+
+        By default, the arm is the one that represents vanilla under the condition.
+        """
+        condition = self.condition(criterion.condition)
+        left = condition.name, criterion.arm or measured_arm(condition.arms) or condition.arms[0]
         return left, (criterion.versus_condition or left[0], criterion.versus_arm or left[1])
 
-    def stand_in(self, condition: SpecCondition) -> str:
-        """Return the default arm of a criterion: the arm that represents vanilla under a condition."""
-        arms = self.arms_of(condition)
-        return measured_arm(arms) or arms[0]
-
-    def condition(self, name: str) -> SpecCondition:
-        """Return the condition with this name."""
-        return next(entry for entry in self.conditions if entry.name == name)
-
-    def condition_of(self, criterion: Criterion) -> SpecCondition:
-        """Return the condition on the left side of a criterion; the first condition by default."""
-        return next(entry for entry in self.conditions if criterion.condition in (None, entry.name))
+    def condition(self, name: str | None) -> SpecCondition:
+        """Return the condition with this name; None: the first."""
+        return next(entry for entry in self.conditions if name in (None, entry.name))

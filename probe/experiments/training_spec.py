@@ -5,8 +5,6 @@ against the training together with its price. The run provides model, objective,
 its pools provide the environment and the hacking policy. The file marks everything else as an assumption.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from probe.analysis.verdict.pools import environment_of
 from probe.records.run import Run
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure
-from probe.settings.run import StepConfig
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_once
 from replay_pools.base.tables import flat, toml_text
@@ -136,15 +133,28 @@ def write_training_spec(
             has no environment to train in; an existing file has other content; or no number of seeds detects the
             effect.
     """
-    _check_replay(run, analysis)
-    config = run.settings
-    seeds = _num_seeds(effect, sd)
-    settings = training_settings(run, config, analysis.condition, out_dir)
-    _check_directions(run, config)
-    arm = _arm(config)
+    from extraction.library import source_identity  # imports torch
+
+    verdict, basis = analysis.verdict, analysis.verdict.about["basis"]
+    if basis != "svd" or not verdict.asked:
+        found = f"one in the basis {basis}" if basis != "svd" else f"{verdict.word}: {verdict.sentence}"
+        expected = "a replay that can be read, in the basis svd, in which probe train has vanilla and its controls"
+        raise InputError(run.path, expected=expected, found=found, fix=f"next: {verdict.next.in_line}")
+    # The fewest seeds per arm that detect the effect.
+    seeds = next((seeds for seeds in range(LEAST_SEEDS, MOST_SEEDS + 1) if mde(sd, seeds) <= effect), None)
+    if seeds is None:
+        expected = f"at least {mde(sd, MOST_SEEDS):.3g}, which {MOST_SEEDS} seeds see at an sd of {sd:g}"
+        raise InputError("--effect", expected=expected, found=f"{effect:g}", fix="expect more, or no training")
+    settings, intervention = _settings(run, analysis.condition, out_dir), run.settings.intervention
+    if source_identity(intervention.extraction, intervention.v_hack) != run.config["directions"]:
+        expected, where = f"the directions that {run.path} was measured along", intervention.extraction.pairs
+        raise InputError(intervention.v_hack or where, expected=expected, found="others", fix="run the replay again")
+    # The run's arm that removes v_hack, in vanilla's basis.
+    removing = [name for name in intervention.arms if ARMS[name].removes_v_hack and ARMS[name].basis == basis]
+    arm = (removing or ["projected"])[0]
     text = TEMPLATE.format(
         run=run.path.name,
-        word=analysis.verdict.word,
+        word=verdict.word,
         name=path.stem,
         arm=arm,
         arms=toml_text(["vanilla", arm, *CONTROLS]),
@@ -164,48 +174,9 @@ def write_training_spec(
     write_once(path, text.encode(), "move it, or name another file with --spec")
 
 
-def _check_replay(run: Run, analysis: Analysis) -> None:
-    """Refuse a replay that `probe train` cannot follow, and give the next step."""
-    verdict, basis = analysis.verdict, analysis.verdict.about["basis"]
-    found = f"one in the basis {basis}" if basis != "svd" else f"{verdict.word}: {verdict.sentence}"
-    if basis != "svd" or not verdict.asked:
-        expected = "a replay that can be read, in the basis svd, in which probe train has vanilla and its controls"
-        raise InputError(run.path, expected=expected, found=found, fix=f"next: {verdict.next.in_line}")
-
-
-def _check_directions(run: Run, config: StepConfig) -> None:
-    """Refuse pairs or a direction file that changed after the run."""
-    from extraction.library import source_identity  # imports torch
-
-    extraction, v_hack = config.intervention.extraction, config.intervention.v_hack
-    if source_identity(extraction, v_hack) != run.config["directions"]:
-        expected = f"the directions that {run.path} was measured along"
-        raise InputError(v_hack or extraction.pairs, expected=expected, found="others", fix="run the replay again")
-
-
-def _num_seeds(effect: float, sd: float) -> int:
-    """Return the fewest seeds per arm that detect the effect."""
-    smallest = math.inf
-    for seeds in range(LEAST_SEEDS, MOST_SEEDS + 1):
-        smallest = mde(sd, seeds)
-        if smallest <= effect:
-            return seeds
-    expected = f"at least {smallest:.3g}, which {MOST_SEEDS} seeds see at an sd of {sd:g}"
-    raise InputError("--effect", expected=expected, found=f"{effect:g}", fix="expect more, or no training")
-
-
-def _arm(config: StepConfig) -> str:
-    """Return the run's arm that removes v_hack, in vanilla's basis; "projected" without one."""
-    for name in config.intervention.arms:
-        arm = ARMS[name]
-        if arm.removes_v_hack and arm.basis == ARMS["vanilla"].basis:
-            return name
-    return "projected"
-
-
-def training_settings(run: Run, config: StepConfig, condition: str, out_dir: Path) -> dict[str, Any]:
+def _settings(run: Run, condition: str, out_dir: Path) -> dict[str, Any]:
     """Return {key with dots: value} of the [settings] that differ from the preset."""
-    model = run.config["model"]
+    config, model = run.settings, run.config["model"]
     preset = "fast" if model == ORGANISM else "full"
     usual = flat(asdict(configure("train", preset=preset)))
     measured = asdict(config) | {"objective": asdict(config.objectives()[condition])}
@@ -217,17 +188,13 @@ def training_settings(run: Run, config: StepConfig, condition: str, out_dir: Pat
     for key, value in flat({table: measured[table] for table in TABLES}).items():
         if key not in NOT_SHARED and value != usual[key]:
             settings[key] = value
-    return settings | _rollouts(run, model, config.model.adapter, usual, out_dir)
-
-
-def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any], out_dir: Path) -> dict[str, Any]:
-    """Return the environment of the run's pools and, as the teacher pool, a pool of another policy."""
+    # The environment is that of the run's pools; a pool of another policy becomes the teacher.
     pools, teacher = {}, None
     for pool in run.config["pools"]:
         name = pool_reference(Path(pool["path"]), out_dir)
         pools[name] = read_json(Path(pool["path"]) / MANIFEST_NAME)
         policy = pools[name].get("policy") or {}
-        is_other = policy.get("adapter") != adapter or policy.get("base_model") not in (None, model)
+        is_other = policy.get("adapter") != config.model.adapter or policy.get("base_model") not in (None, model)
         teacher = teacher or (name if is_other else None)
     plan = pools[teacher or next(iter(pools))].get("plan") or {}
     if environment_of(plan) is None:
@@ -237,7 +204,6 @@ def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any
             found="rollouts of another program",
             fix="train in your own trainer, along the directions of the run: probe docs trainers",
         )
-    settings = {}
     for key in ("env", "mode", "hint"):
         if plan[key] != usual[f"rollouts.{key}"]:
             settings[f"rollouts.{key}"] = plan[key]

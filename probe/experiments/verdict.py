@@ -25,8 +25,7 @@ from probe.experiments.criteria import evaluate
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
 from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec
-from probe.records.run import DEFAULT_OUT, out_of, read_run
-from probe.settings.run import TrainConfig
+from probe.records.run import out_of, read_run
 from probe.settings.words import Answer
 from replay_pools.base.errors import InputError
 
@@ -42,9 +41,7 @@ SHOWN = (
 class SpecVerdict:
     """The verdict of an experiment."""
 
-    spec: str
-    sha256: str
-    question: str
+    spec: Spec
     runs: list[Job]
     verdict: Verdict  # the decision; findings are the criteria, caveats say why no earlier decision was taken
     replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or none is complete
@@ -59,10 +56,16 @@ class SpecVerdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, dicts, numbers and None; a run has its progress and the version of its spec."""
-        runs = [{"name": run.name, "complete": run.complete, "spec_status": run.spec_status} for run in self.runs]
-        plain = asdict(replace(self, runs=[], trained=[])) | {"runs": runs}
-        del plain["trained"]
-        return plain
+        return {
+            "spec": self.spec.name,
+            "sha256": self.spec.sha256,
+            "question": self.spec.experiment.question,
+            "runs": [{"name": one.name, "complete": one.complete, "spec_status": one.spec_status} for one in self.runs],
+            "verdict": asdict(self.verdict),
+            "replay": None if self.replay is None else asdict(self.replay),
+            "arms": [asdict(arm) for arm in self.arms],
+            "outcomes": self.outcomes,
+        }
 
 
 def evaluate_spec(spec: Spec, out_dir: Path, seed: int = 0) -> SpecVerdict:
@@ -102,11 +105,10 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     trained, baseline = [*cells.values()], None if spec.baseline is None else cells.get(spec.baseline)
     trainings = None
     if baseline is not None:
-        out = out_of(done[0].directory) if done else DEFAULT_OUT
-        trainings = Trainings(baseline=baseline, treated=trained[1:], out=out)
+        trainings = Trainings(baseline=baseline, treated=trained[1:], out=out_of(done[0].directory))
     findings = [_criterion(criterion, spec, runs, analyses, cells, trainings) for criterion in spec.criteria]
     (condition, _), replay = spec.judged, None
-    if spec.resolved[condition].frozen:
+    if spec.condition(condition).frozen:
         names = (run.name for run in done if condition in run.conditions)
         replay = next((analyses[name, condition].verdict for name in names), None)
     arms = [] if trainings is None else judge_arms(trainings)
@@ -119,9 +121,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     for earlier in spec.decisions[: spec.decisions.index(decision)]:
         caveats.append(f"not {earlier.name}: {', '.join(unmet(earlier, words))}")
     return SpecVerdict(
-        spec=spec.name,
-        sha256=spec.sha256,
-        question=spec.experiment.question,
+        spec=spec,
         runs=runs,
         verdict=Verdict(
             about={"spec": spec.name},
@@ -152,7 +152,7 @@ def _criterion(
     name, finished = criterion.estimate, [run for run in runs if run.complete]
     measured = [(arm, _runs_of(finished, analyses, condition, arm)) for condition, arm in sides]
     vacuous, is_evidence = "", criterion.compared and criterion.role != "mechanism"
-    if spec.resolved[sides[0][0]].frozen:
+    if spec.condition(sides[0][0]).frozen:
         found = of_replay(name, *measured)
         if is_evidence and are_identical(name, *measured):
             vacuous = "both sides are identical in every prompt: nothing was compared"
@@ -197,10 +197,8 @@ def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[
         return {}
     arms = {}
     for condition in spec.conditions:
-        for arm in spec.arms_of(condition):
+        for arm in condition.arms:
             runs = _runs_of(done, analyses, condition.name, arm)
             shown = condition.name if len(spec.conditions) > 1 else ""
-            config = spec.resolved[condition.name].config
-            remedy = config.remedy if isinstance(config, TrainConfig) else None
-            arms[condition.name, arm] = of_runs(shown, arm, runs, remedy)
+            arms[condition.name, arm] = of_runs(shown, arm, runs, condition.config.remedy)
     return {cell: arms[cell] for cell in sorted(arms, key=lambda cell: cell != spec.baseline)}

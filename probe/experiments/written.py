@@ -1,7 +1,6 @@
 """The verdict of a spec as text, for the terminal and for the Results of `spec/NAME.md` (`analyze SPEC --write`)."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -22,8 +21,9 @@ _RESULTS = re.compile(r"^## Results\n(.*?)(?=^## |\Z)", re.M | re.S)
 def format_text(verdict: SpecVerdict) -> str:
     """Format training outcomes, decision, replay verdict, cautions and criteria, in at most 100 columns."""
     complete = sum(run.complete for run in verdict.runs)
-    lines = [f"{verdict.spec}: {complete} of {len(verdict.runs)} runs, spec sha256 {verdict.sha256[:SHA_DIGITS]}"]
-    lines += wrap(verdict.question)
+    spec = verdict.spec
+    lines = [f"{spec.name}: {complete} of {len(verdict.runs)} runs, spec sha256 {spec.sha256[:SHA_DIGITS]}"]
+    lines += wrap(spec.experiment.question)
     if verdict.arms:
         lines += ["", *arm_lines(verdict.arms)]
     # More runs may change the decision of an unfinished sweep, or of one that ended at its ceiling.
@@ -31,7 +31,8 @@ def format_text(verdict: SpecVerdict) -> str:
     decision = verdict.verdict
     lines += ["", *wrap(f"{head}: {decision.word}. {decision.sentence}", indent="  "), *note_lines(decision)]
     if verdict.replay is not None:
-        lines += ["", *verdict_lines(f"VERDICT of {_place(verdict)}", verdict.replay, brief=True)]
+        place = f"{verdict.replay.about['run']}, condition {verdict.replay.about['condition']}"
+        lines += ["", *verdict_lines(f"VERDICT of {place}", verdict.replay, brief=True)]
         lines += note_lines(verdict.replay)
     lines += ["", "Criteria (mechanism rows are identities of the code and no evidence)"]
     for finding in decision.findings:
@@ -41,26 +42,9 @@ def format_text(verdict: SpecVerdict) -> str:
     for arm, numbers in verdict.outcomes.items():
         lines.append(f"  {arm}")
         for name, values in numbers.items():
-            lines += wrap(f"      {name:<22}{_numbers(values)}", indent=" " * 28)
+            by_seed = ", ".join(f"{seed}: {value:.3g}" for seed, value in values.items())
+            lines += wrap(f"      {name:<22}{fmean(values.values()):.3g} ({by_seed})", indent=" " * 28)
     return "\n".join(lines)
-
-
-def _place(verdict: SpecVerdict) -> str:
-    about = {} if verdict.replay is None else verdict.replay.about
-    return f"{about.get('run')}, condition {about.get('condition')}"
-
-
-def _numbers(values: Mapping[str, float]) -> str:
-    """Format the mean, followed by every seed's number in brackets."""
-    by_seed = ", ".join(f"{seed}: {value:.3g}" for seed, value in values.items())
-    return f"{fmean(values.values()):.3g} ({by_seed})"
-
-
-def _entry(verdict: SpecVerdict) -> str:
-    """Return the entry of the Results: a heading that `register.HEADING` reads, and the text."""
-    done = sum(run.complete for run in verdict.runs)
-    version = f"(spec {verdict.sha256[:SHA_DIGITS]}, {done} of {len(verdict.runs)} runs)"
-    return f"### {verdict.verdict.word} {version}\n\n```text\n{format_text(verdict)}\n```\n"
 
 
 def write_results(verdict: SpecVerdict, spec_file: Path) -> Path:
@@ -69,25 +53,25 @@ def write_results(verdict: SpecVerdict, spec_file: Path) -> Path:
     Raises:
         InputError: the log has results of more runs of this version.
     """
-    log, done = spec_file.with_suffix(".md"), sum(run.complete for run in verdict.runs)
+    spec, log, done = verdict.spec, spec_file.with_suffix(".md"), sum(run.complete for run in verdict.runs)
     for result in written_decisions(log):
-        if verdict.sha256.startswith(result.sha256) and result.done > done:
+        if spec.sha256.startswith(result.sha256) and result.done > done:
             raise InputError(
                 log,
                 expected=f"results of {done} runs or fewer of this version, which these would replace",
                 found=f"results of {result.done}",
                 fix="pass the --out that has all runs, or delete that entry",
             )
-    text = log.read_text(encoding="utf-8") if log.is_file() else f"# {verdict.spec}\n\n{verdict.question}\n"
-    section = _RESULTS.search(text)
-    if section is None:
+    text = log.read_text(encoding="utf-8") if log.is_file() else f"# {spec.name}\n\n{spec.experiment.question}\n"
+    if _RESULTS.search(text) is None:
         text = f"{text.rstrip()}\n\n## Results\n"
-        section = _RESULTS.search(text)
-        assert section is not None
-    kept = [old for old in re.split(r"(?=^### )", section[1], flags=re.M) if old.startswith("### ")]
-    mark = f"(spec {verdict.sha256[:SHA_DIGITS]},"
-    entries = [old.rstrip() + "\n" for old in kept if mark not in old.splitlines()[0]]
-    entries.append(_entry(verdict))
+    section = _RESULTS.search(text)
+    assert section is not None
+    mark = f"(spec {spec.sha256[:SHA_DIGITS]},"
+    entries = [entry.rstrip() + "\n" for entry in re.split(r"(?=^### )", section[1], flags=re.M)[1:]]
+    entries = [entry for entry in entries if mark not in entry.splitlines()[0]]
+    heading = f"### {verdict.verdict.word} {mark} {done} of {len(verdict.runs)} runs)"  # `register.HEADING` reads it
+    entries.append(f"{heading}\n\n```text\n{format_text(verdict)}\n```\n")
     results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
     write_atomic(log, (text[: section.start()] + results + text[section.end() :]).encode())
     return log

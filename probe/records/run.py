@@ -259,7 +259,12 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     directory = resolve_run(Path(run), Path(out))
     manifest = read_manifest(directory)
     contents = _contents(directory)
-    _check_hashes(directory, contents, manifest["files"])
+    # The manifest also lists tokens, pools and adapters, which other modules check; they may be missing here.
+    listed = manifest["files"]
+    expected = {name for name in listed if name in OPTIONAL_FILES or _SAMPLES_FILE.fullmatch(name)}
+    for name in sorted(contents.keys() | expected):
+        actual = sha256(contents[name]) if name in contents else "no such file"
+        check_sha256(directory / name, actual, listed.get(name), CHANGED)
     samples = []
     for name, plain in contents.items():
         if _SAMPLES_FILE.fullmatch(name):
@@ -299,17 +304,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not isinstance(listed, dict):
         raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
     return manifest
-
-
-def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str, str]) -> None:
-    """Raise InputError if a file of `contents` is changed or not listed, or a listed file is missing.
-
-    The manifest also lists tokens, pools and adapters, which other modules check; they may be missing here.
-    """
-    read_here = {name for name in listed if name in OPTIONAL_FILES or _SAMPLES_FILE.fullmatch(name)}
-    for name in sorted(contents.keys() | read_here):
-        actual = sha256(contents[name]) if name in contents else "no such file"
-        check_sha256(directory / name, actual, listed.get(name), CHANGED)
 
 
 def _contents(directory: Path) -> dict[str, bytes]:

@@ -5,10 +5,9 @@ table. After a change, run `python -m probe.records.tables > spec/SCHEMA.md`; a 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from probe.records.records import (
     ADVANTAGE_MEANINGS,
@@ -30,8 +29,7 @@ Kind = Literal["int", "float", "bool", "str"]
 FLAGS = ("adv_cap_vacuous",)  # the boolean advantage fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(NamedTuple):
     """One field of a JSON line and column of a table."""
 
     name: str
@@ -41,33 +39,23 @@ class Field:
 
 
 RATES = {"hack": "hacked", "exploit": "were rewarded and wrong", "solve": "are right"}
-
-
-def _evaluation_fields() -> tuple[Field, ...]:
-    """Return the columns of an evaluation: its identity, then count, rate and interval of every rate."""
-    columns = [
-        Field(name="step", kind="int", nullable=False, meaning="optimizer steps that the policy has made"),
-        Field(
-            name="weights",
-            kind="str",
-            nullable=False,
-            meaning="training or deployed: with or without a quarantine",
-        ),
-        Field(name="setting", kind="str", nullable=False, meaning="`all`, a loophole mode with its hint, or `no hint`"),
-        Field(name="num_rollouts", kind="int", nullable=False, meaning="graded rollouts"),
-        Field(name="num_problems", kind="int", nullable=False, meaning="held-out problems"),
-    ]
-    for rate, meaning in RATES.items():
-        columns += [
-            Field(name=f"{rate}_count", kind="int", nullable=False, meaning=f"rollouts that {meaning}"),
-            Field(name=f"{rate}_rate", kind="float", nullable=True, meaning="their share"),
-            Field(name=f"{rate}_low", kind="float", nullable=True, meaning="lower end of its Wilson 95% interval"),
-            Field(name=f"{rate}_high", kind="float", nullable=True, meaning="upper end"),
-        ]
-    return tuple(columns)
-
-
-EVALUATION_FIELDS = _evaluation_fields()
+EVALUATION_FIELDS = (
+    Field("step", "int", False, "optimizer steps that the policy has made"),
+    Field("weights", "str", False, "training or deployed: with or without a quarantine"),
+    Field("setting", "str", False, "`all`, a loophole mode with its hint, or `no hint`"),
+    Field("num_rollouts", "int", False, "graded rollouts"),
+    Field("num_problems", "int", False, "held-out problems"),
+    *(
+        Field(f"{rate}_{name}", kind, nullable, meaning)
+        for rate, rollouts in RATES.items()
+        for name, kind, nullable, meaning in (
+            ("count", "int", False, f"rollouts that {rollouts}"),
+            ("rate", "float", True, "their share"),
+            ("low", "float", True, "lower end of its Wilson 95% interval"),
+            ("high", "float", True, "upper end"),
+        )
+    ),
+)
 
 
 @cache
@@ -80,20 +68,13 @@ def wire_fields(record: type[Record]) -> tuple[Field, ...]:
     for name, hint in get_type_hints(record, include_extras=True).items():
         if record is StepRecord and name == "advantage":
             for key, meaning in ADVANTAGE_MEANINGS.items():
-                kind = "bool" if key in FLAGS else "float"
-                columns.append(Field(name=key, kind=kind, nullable=True, meaning=meaning))
+                columns.append(Field(key, "bool" if key in FLAGS else "float", True, meaning))
         elif name not in PREFIXED:
-            columns.append(_field(name, hint))
+            assert get_origin(hint) is Annotated, f"{name} has no meaning: write Annotated[type, meaning]"
+            kind, meaning = get_args(hint)  # a Kind, or Kind | None
+            kinds = get_args(kind) or (kind,)
+            columns.append(Field(name, kinds[0].__name__, NoneType in kinds, meaning))
     return tuple(columns)
-
-
-def _field(name: str, hint: Any) -> Field:
-    """Return the field of an `Annotated[type, meaning]`; the type is a Kind or Kind | None."""
-    assert get_origin(hint) is Annotated, f"{name} has no meaning: write Annotated[type, meaning]"
-    type_hint, meaning = get_args(hint)
-    types = get_args(type_hint) or (type_hint,)
-    kinds = [part.__name__ for part in types if part is not NoneType]
-    return Field(name=name, kind=kinds[0], nullable=NoneType in types, meaning=meaning)
 
 
 Table = tuple[Sequence[Field], list[dict[str, Any]]]  # the columns, and rows that may lack some of them
@@ -110,7 +91,10 @@ def make_table(
     if name == "samples":
         return wire_fields(SampleRecord), [sample.to_json() for sample in samples]
     if name == "steps":
-        return _step_table(steps)
+        rows = [step.to_json() for step in steps]
+        names = dict.fromkeys(name for row in rows for name in row if name.partition("/")[0] in PREFIXED)
+        extra = [Field(name, "float", True, "value of the KL term or ratio") for name in names]
+        return [*wire_fields(StepRecord), *extra], rows
     if name == "evals":
         return EVALUATION_FIELDS, _evaluation_rows(evals)
     raise InputError("table", expected=f"one of {', '.join(get_args(TableName))}", found=repr(name))
@@ -126,16 +110,6 @@ def frame_of(table: Table) -> "DataFrame":
     return polars.DataFrame(values, schema={field.name: kinds[field.kind] for field in fields}, strict=False)
 
 
-def _step_table(steps: Sequence[StepRecord]) -> Table:
-    """Return the fixed fields of a step, then a column for every `kl/NAME` and `ratio/NAME` of any step."""
-    rows = [step.to_json() for step in steps]
-    names: dict[str, None] = {}
-    for row in rows:
-        names |= {name: None for name in row if name.partition("/")[0] in PREFIXED}
-    extra = [Field(name=name, kind="float", nullable=True, meaning="value of the KL term or ratio") for name in names]
-    return [*wire_fields(StepRecord), *extra], rows
-
-
 def _evaluation_rows(evals: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one row for every evaluation and setting, from the nested lines of evals.jsonl."""
     rows = []
@@ -145,13 +119,8 @@ def _evaluation_rows(evals: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             row |= {"num_rollouts": rates["num_rollouts"], "num_problems": rates["num_problems"]}
             for rate in RATES:
                 # Without rollouts, rate and interval are null.
-                interval = rates[rate]["interval"] or {}
-                row |= {
-                    f"{rate}_count": rates[rate]["count"],
-                    f"{rate}_rate": rates[rate]["rate"],
-                    f"{rate}_low": interval.get("low"),
-                    f"{rate}_high": interval.get("high"),
-                }
+                found = {**rates[rate], **(rates[rate]["interval"] or {})}
+                row |= {f"{rate}_{name}": found.get(name) for name in ("count", "rate", "low", "high")}
             rows.append(row)
     return rows
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,29 +64,24 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanTimes:
-    """Mean seconds, over several runs, of a start and of a step with its sampling and evaluations."""
+def mean_times(directories: Iterable[Path]) -> dict[str, Any] | None:
+    """Return {runs, start, step, peak} of the runs in `directories`; None where none of them has timed a step.
 
-    runs: int
-    start: float
-    step: float
-    peak: int | None  # the most bytes of any run; None where none recorded them
-
-
-def mean_times(directories: Iterable[Path]) -> MeanTimes | None:
-    """Mean times of the runs in `directories`; None where none of them has timed a step."""
+    `start` and `step` are mean seconds, the latter with sampling and evaluations; `peak` is the most bytes of any step.
+    """
     runs = [rows for directory in directories if (rows := _rows(directory))]
-    starts = [_start_seconds(row) for rows in runs for row in rows if "start" in row]
+    starts = [
+        sum(phase["seconds"] for phase in row["start"].values()) for rows in runs for row in rows if "start" in row
+    ]
     steps = [row for rows in runs for row in rows if "step" in row]
     if not steps:
         return None
-    return MeanTimes(
-        runs=sum(any("step" in row for row in rows) for rows in runs),
-        start=sum(starts) / max(len(starts), 1),
-        step=sum(row["seconds"] for row in steps) / len(steps),
-        peak=_peak(steps),
-    )
+    return {
+        "runs": sum(any("step" in row for row in rows) for rows in runs),
+        "start": sum(starts) / max(len(starts), 1),
+        "step": sum(row["seconds"] for row in steps) / len(steps),
+        "peak": _peak(steps),
+    }
 
 
 def describe_timings(directory: Path) -> str:
@@ -102,32 +96,17 @@ def describe_timings(directory: Path) -> str:
     return f"start: {phases}; {len(steps)} steps: {sum(row['seconds'] for row in steps):.2f} s{memory}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """One start of a run."""
-
-    date: str  # UTC, as DATE_FORMAT
-    commit: str | None
-    edited: bool | None
-    versions: Mapping[str, str]
-
-    def __str__(self) -> str:
-        """Return date, commit and packages in one line, for a table."""
-        checkout = "no checkout" if self.commit is None else f"commit {self.commit}{' (edited)' if self.edited else ''}"
-        return f"{self.date}, {checkout}, {', '.join(f'{name} {number}' for name, number in self.versions.items())}"
+def starts_of(directory: Path) -> list[dict[str, Any]]:
+    """Return the line of every start of a run, oldest first; empty without a `timings.jsonl` with dates."""
+    return [row for row in _rows(directory) if "date" in row]
 
 
-def starts_of(directory: Path) -> list[Start]:
-    """Return every start of a run, oldest first; empty without a `timings.jsonl` with dates."""
-    starts = []
-    for row in _rows(directory):
-        if "date" in row:
-            starts.append(Start(**{name: row[name] for name in ("date", "commit", "edited", "versions")}))
-    return starts
-
-
-def _start_seconds(row: Mapping[str, Any]) -> float:
-    return sum(phase["seconds"] for phase in row["start"].values())
+def start_in_words(start: Mapping[str, Any]) -> str:
+    """Format date, commit and packages of a start in one line, for a table."""
+    commit = (
+        "no checkout" if start["commit"] is None else f"commit {start['commit']}{' (edited)' * bool(start['edited'])}"
+    )
+    return ", ".join([start["date"], commit, *(f"{name} {number}" for name, number in start["versions"].items())])
 
 
 def _peak(steps: Iterable[Mapping[str, Any]]) -> int | None:

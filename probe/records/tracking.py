@@ -15,8 +15,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from importlib.util import find_spec
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -49,71 +49,54 @@ def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callab
         InputError: a tracker is not installed.
     """
     for name in names:
-        _check_installed(name)
-    trackers = _Trackers(names, directory, out_dir / "tracking", say)
-    try:
-        with on_progress(lambda what, done, total: trackers.update()):
-            yield
-        trackers.update()
-    finally:
-        trackers.finish()
+        if not any(find_spec(package) for package in PACKAGES[name]):
+            package = PACKAGES[name][0]
+            fix = f"pip install {package}"
+            raise InputError(f"--track {name}", expected=f"the package {package}", found="none", fix=fix)
+    # {tracker: it runs, or None until the run has a config}; a tracker that raises is left out.
+    trackers: dict[str, Any] = dict.fromkeys(names)
+    read = {STEPS_FILE: 0, EVALS_FILE: 0}  # bytes of each file: while a process runs, files only grow
 
-
-class _Trackers:
-    """The trackers of one run. A tracker that raises is reported and dropped."""
-
-    def __init__(self, names: Sequence[str], directory: Path, folder: Path, say: Callable[[str], None]) -> None:
-        self._names = dict.fromkeys(names)  # each once
-        self._directory, self._folder, self._say = directory, folder, say
-        # Bytes read of each file; while a process runs, files only grow.
-        self._read = {STEPS_FILE: 0, EVALS_FILE: 0}
-        self._begun = False
-        self._running: dict[str, Any] = {}
-
-    def update(self) -> None:
-        """Send new records. The trackers start when the run has a config."""
-        path = self._directory / CONFIG_FILE
-        if not self._begun and path.is_file():
-            self._begun = True
-            config: dict[str, Any] = {}
-            for name, value in flat(read_json(path), lists=True).items():
-                config[name] = value if isinstance(value, int | float | str) else str(value)
-            for name in self._names:
-                self._attempt(name, partial(self._begin, name, config))
-        numbers: dict[int, dict[str, float]] = defaultdict(dict)
-        for name, numbers_of in ((STEPS_FILE, step_values), (EVALS_FILE, evaluation_values)):
-            for row in self._read_new_lines(name):
-                numbers[row["step"]] |= numbers_of(row)
-        for step in sorted(numbers):  # trackers expect ascending steps
-            # A copy, because a failing tracker is removed from `_running` inside the loop.
-            for name, tracker in [*self._running.items()]:
-                self._attempt(name, partial(tracker.log, numbers[step], step=step))
-
-    def finish(self) -> None:
-        """Close all running trackers."""
-        for name, tracker in [*self._running.items()]:
-            self._attempt(name, tracker.finish)
-
-    def _begin(self, name: str, config: Mapping[str, Any]) -> None:
-        self._running[name] = _start(name, self._directory.name, self._folder)
-        self._running[name].store_init_configuration(config)
-
-    def _attempt(self, name: str, action: Callable[[], None]) -> None:
+    def attempt(name: str, action: Callable[[Any], Any]) -> None:
         try:
             # Trackers print greetings, and with --json stdout must be one object.
             with redirect_stdout(sys.stderr):
-                action()
+                action(trackers[name])
         # Trackers may raise anything, and no run should be lost to one.
         except Exception as error:
-            self._running.pop(name, None)
-            self._say(f"tracker {name} is dropped: {' '.join(str(error).split())}; records are in {self._directory}")
+            del trackers[name]
+            say(f"tracker {name} is dropped: {' '.join(str(error).split())}; records are in {directory}")
 
-    def _read_new_lines(self, name: str) -> list[Any]:
-        """Read the lines added to a file since the last call."""
-        path = self._directory / name
-        plain = read_plain(path) if path.is_file() else b""
-        new, self._read[name] = plain[self._read[name] :], len(plain)
-        return decode_jsonl(new, path)
+    def begin(name: str) -> None:
+        trackers[name] = _start(name, directory.name, out_dir / "tracking")
+        values = flat(read_json(directory / CONFIG_FILE), lists=True).items()
+        trackers[name].store_init_configuration(
+            {key: value if isinstance(value, int | float | str) else str(value) for key, value in values}
+        )
+
+    def update() -> None:
+        if not (directory / CONFIG_FILE).is_file():
+            return
+        numbers: dict[int, dict[str, float]] = defaultdict(dict)
+        for file, numbers_of in ((STEPS_FILE, step_values), (EVALS_FILE, evaluation_values)):
+            path = directory / file
+            plain = read_plain(path) if path.is_file() else b""
+            new, read[file] = plain[read[file] :], len(plain)
+            for row in decode_jsonl(new, path):
+                numbers[row["step"]] |= numbers_of(row)
+        for name in [name for name, tracker in trackers.items() if tracker is None]:
+            attempt(name, lambda _, name=name: begin(name))
+        for step in sorted(numbers):  # trackers expect ascending steps
+            for name in [*trackers]:
+                attempt(name, methodcaller("log", numbers[step], step=step))
+
+    try:
+        with on_progress(lambda what, done, total: update()):
+            yield
+        update()
+    finally:
+        for name in [name for name, tracker in trackers.items() if tracker is not None]:
+            attempt(name, methodcaller("finish"))
 
 
 def step_values(row: Mapping[str, Any]) -> dict[str, float]:
@@ -146,13 +129,6 @@ def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-def _check_installed(name: str) -> None:
-    if not any(find_spec(package) for package in PACKAGES[name]):
-        package = PACKAGES[name][0]
-        fix = f"pip install {package}"
-        raise InputError(f"--track {name}", expected=f"the package {package}", found="none", fix=fix)
-
-
 def _start(name: str, run: str, folder: Path) -> Any:
     """Start an accelerate tracker that stores in `folder`. Environment variables that are already set win."""
     from accelerate.state import PartialState
@@ -160,12 +136,8 @@ def _start(name: str, run: str, folder: Path) -> Any:
 
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
-    defaults = {
-        "WANDB_MODE": "offline",
-        "WANDB_DIR": str(folder),
-    }
-    for variable, value in defaults.items():
-        os.environ.setdefault(variable, value)
+    os.environ.setdefault("WANDB_MODE", "offline")
+    os.environ.setdefault("WANDB_DIR", str(folder))
     makers: dict[str, Callable[[], Any]] = {
         # purge_step=0 hides earlier data of this run, because all of it is sent again.
         "tensorboard": lambda: TensorBoardTracker(run, folder / "tensorboard", purge_step=0),

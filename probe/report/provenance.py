@@ -9,7 +9,7 @@ from extraction.words import Adapted
 from probe.analysis.formatting import TextTable
 from probe.analysis.verdict.pools import pool_facts
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, Run
-from probe.records.timings import describe_timings, starts_of
+from probe.records.timings import describe_timings, start_in_words, starts_of
 from probe.report.inputs import Report
 from probe.report.page import Section, render
 from replay_pools.base.files import file_sha256
@@ -53,7 +53,7 @@ def facts(run: Run, report: Report) -> TextTable:
         ("manifest", f"sha256 {file_sha256(run.path / MANIFEST_FILE)}, {len(manifest['files'])} files"),
         *(("warning", text) for text in manifest.get("warnings", [])),
         ("specification", _spec(settings.preregistered, report)),
-        *(("started", str(start)) for start in starts_of(run.path)),
+        *(("started", start_in_words(start)) for start in starts_of(run.path)),
         *([("wall clock", words)] if (words := describe_timings(run.path)) else []),
         *_pool_rows(run),
         ("report made by", f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)}"),

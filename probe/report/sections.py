@@ -48,7 +48,7 @@ def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
     context: dict[str, Any] = {"run": None, "arms": [], "verdict": None, "replay": None, "pushes": pushes}
     arms, lead, figures = arm_verdicts(report), "Brackets are 95% intervals.", []
     if report.evaluation is not None:
-        lead = report.evaluation.question
+        lead = report.evaluation.spec.experiment.question
         context |= {"verdict": report.evaluation.verdict, "replay": report.evaluation.replay}
     elif report.judged is not None:
         context["run"] = _of_run(report.judged)

@@ -80,10 +80,10 @@ def _preview(inputs: Inputs, directory: Path, work: Mapping[str, int], out_dir: 
     if done is not None and is_complete(directory):
         state, hours, measured = "complete, nothing to do", 0.0, "nothing is left"
     elif (times := mean_times(timed)) is not None:
-        hours = (times.start + (work["steps"] - num_done) * times.step) / 3600
-        peak = None if times.peak is None else times.peak / GIB
+        hours = (times["start"] + (work["steps"] - num_done) * times["step"]) / 3600
+        peak = times["peak"] and times["peak"] / GIB
         where = ", ".join(path.name for path in timed)
-        measured = f"measured in {where}: {times.step:.3g} s a step, {times.start:.3g} s before the first"
+        measured = f"measured in {where}: {times['step']:.3g} s a step, {times['start']:.3g} s before the first"
     adapted = adapted_weights(inputs.model)
     if not config.intervention.v_hack:
         selected_pairs(config.intervention.extraction)  # refuses faulty pairs

@@ -38,7 +38,7 @@ class Table:
     def cells(self, cell: Cell, name: str, *, whole: bool = False) -> Cells:
         """Return a rate (`hack`, `solve`) by seed and problem; by seed alone if `whole`."""
         runs = [[getattr(row, name) for row in rows] for rows in self.final[cell].values()]
-        config = self.spec.resolved[cell[0]].config
+        config = self.spec.condition(cell[0]).config
         assert isinstance(config, TrainConfig)
         asked = len(evaluated_settings(config)) * config.evaluation.rollouts_per_problem
         trials = sum(map(len, runs)) * asked
@@ -96,7 +96,7 @@ def judged(table: Table) -> tuple[list[Finding], SpecDecision | None]:
 def main(spec_file: Path) -> None:
     """Print rates by cell, every criterion, and the decision."""
     spec = load_spec(spec_file)
-    table, resolved = read_table(spec), spec.resolved.values()
+    table = read_table(spec)
     for (condition, arm), runs in table.final.items():
         means = [
             [f"{100 * sum(getattr(row, name) for row in run) / len(run):.0f}" for run in runs.values()]
@@ -106,7 +106,7 @@ def main(spec_file: Path) -> None:
     findings, decision = judged(table)
     for finding in findings:
         click.echo(f"{finding.says}: {finding.name}: {finding.text}")
-    done, planned = sum(map(len, table.final.values())), sum(len(one.arms) * len(one.seeds) for one in resolved)
+    done, planned = sum(map(len, table.final.values())), sum(len(one.arms) * len(one.seeds) for one in spec.conditions)
     if done < planned:
         click.echo(f"no decision: {done} of {planned} runs")
     else:

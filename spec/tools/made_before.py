@@ -35,7 +35,7 @@ def made_before(run: Path, fix: str, settings: dict[str, str]) -> str | None:
         if value not in ([str(item) for item in actual] if isinstance(actual, list) else [str(actual)]):
             return None
     # Every start of a resumed run made a part of it.
-    fixed = [start.commit and has_commit(start.commit, fix) for start in starts_of(run)]
+    fixed = [start["commit"] and has_commit(start["commit"], fix) for start in starts_of(run)]
     if False in fixed:
         return "yes"
     return "unknown" if None in fixed or not fixed else None

@@ -44,7 +44,7 @@ class InProcess:
     def __init__(self) -> None:
         self.launched: list[Sequence[str]] = []
 
-    def submit(self, function: object, command: Sequence[str], gpus: str | None) -> Ended:
+    def submit(self, function: object, command: Sequence[str]) -> Ended:
         self.launched.append(command)
         assert command[1:3] == ["-m", "probe"]
         return Ended(run(cli, [*command[3:]]))

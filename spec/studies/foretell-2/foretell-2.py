@@ -180,7 +180,7 @@ def foreign_pairs() -> list[Pair]:
 
 def replay_config(spec: Spec, name: str) -> ReplayConfig:
     """The replay of a treatment, which looks ahead; a control reads v_hack beside it."""
-    condition = spec.resolved[name]
+    condition = spec.condition(name)
     arms = condition.arms
     if not any(ARMS[arm].directions == "v_hack" for arm in arms):
         arms = ("vanilla", *arms)
@@ -197,11 +197,11 @@ def replay_path(spec: Spec, name: str, out: Path) -> Path:
 def keep(spec: Spec, out: Path) -> None:
     """Add what the complete runs in `out` measured to MEASURED, which outlives them."""
     kept = read_json(MEASURED) if MEASURED.is_file() else {"replays": {}, "rates": {}}
-    paths = {name: replay_path(spec, name, out) for name in spec.resolved}
+    paths = {row.name: replay_path(spec, row.name, out) for row in spec.conditions}
     replays = {name: read_run(path) for name, path in paths.items() if (path / MANIFEST_FILE).is_file()}
     for name, run in replays.items():
         if name != UNTREATED and UNTREATED in replays:
-            arm, first, plain = spec.resolved[name].arms[0], measures_of(run), replays[UNTREATED].lookahead
+            arm, first, plain = spec.condition(name).arms[0], measures_of(run), replays[UNTREATED].lookahead
             kept["replays"][name] = {
                 "hacks": _less(plain, run.lookahead, arm, "held-out hacks"),
                 "door": kept["replays"][name]["door"],  # replays of today do not measure it
@@ -210,9 +210,9 @@ def keep(spec: Spec, out: Path) -> None:
                 "norm_removed": first["norm_removed"] or 0.0,
                 "kept_off": sum(_kept_off(plain, run.lookahead, arm, name) for name in ("hacks", "held-out hacks")),
             }
-    for name in spec.resolved:
+    for name, arms in ((row.name, row.arms) for row in spec.conditions):
         for seed in spec.seeds:
-            path = out / "runs" / f"{spec.name}-{name}-{spec.resolved[name].arms[0]}-seed{seed}"
+            path = out / "runs" / f"{spec.name}-{name}-{arms[0]}-seed{seed}"
             outcome = training_outcome(read_run(path)) if (path / MANIFEST_FILE).is_file() else None
             for row in () if outcome is None else deployed(outcome.evaluations):
                 rates = {rate: row["rates"][ALL][rate]["rate"] for rate in ("hack", "solve")}
@@ -380,8 +380,8 @@ def write_all() -> None:
 def replay_all(out: Path) -> None:
     """Replay every treatment once."""
     spec = load_spec(SPEC)
-    for name in spec.resolved:
-        replay_into(replay_path(spec, name, out), replay_config(spec, name), spec, out)
+    for row in spec.conditions:
+        replay_into(replay_path(spec, row.name, out), replay_config(spec, row.name), spec, out)
 
 
 @main.command()

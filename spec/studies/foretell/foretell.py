@@ -209,7 +209,7 @@ def _share_lost(rows: Sequence[tuple[str, float, float]]) -> float | None:
 
 def replay_config(spec: Spec, name: str, seed: int) -> ReplayConfig:
     """The replay of a treatment: its model, directions and projection; vanilla reads v_hack beside its arm."""
-    condition = spec.resolved[name]
+    condition = spec.condition(name)
     arms = tuple(dict.fromkeys(("vanilla", *condition.arms)))
     intervention = replace(condition.config.intervention, arms=arms)
     shared = configure("replay", options=REPLAY)
@@ -245,7 +245,7 @@ def measures_of(run: Run) -> dict[str, float | None]:
 
 def read_treatments(spec: Spec, out: Path) -> list[Treatment]:
     """Every treatment, from the complete runs in `out`."""
-    rates = {name: _final_rates(spec, name, out) for name in spec.resolved}
+    rates = {row.name: _final_rates(spec, row.name, out) for row in spec.conditions}
     rows = []
     for half, names in (("choose", CHOOSE), ("confirm", CONFIRM)):
         for name in names:
@@ -257,7 +257,7 @@ def read_treatments(spec: Spec, out: Path) -> list[Treatment]:
                 for outcome in OUTCOMES if seed in rates[name] else ():
                     falls[outcome][seed] = rates[UNTREATED][seed][outcome] - rates[name][seed][outcome]
             verdict = None
-            if replays and all(ARMS[arm].directions == "v_hack" for arm in spec.resolved[name].arms):
+            if replays and all(ARMS[arm].directions == "v_hack" for arm in spec.condition(name).arms):
                 verdict = analyze(replays[0]).verdict.word
             means = {measure: _mean([row.get(measure) for row in measured]) for measure in MEASURES}
             rows.append(Treatment(name=name, half=half, verdict=verdict, measures=means, falls=falls))
@@ -268,7 +268,7 @@ def _final_rates(spec: Spec, name: str, out: Path) -> dict[str, dict[str, float]
     """{seed: {outcome: held-out rate at the end}} of a condition's complete trainings."""
     rates = {}
     for seed in spec.seeds:
-        path = out / "runs" / f"{spec.name}-{name}-{spec.resolved[name].arms[0]}-seed{seed}"
+        path = out / "runs" / f"{spec.name}-{name}-{spec.condition(name).arms[0]}-seed{seed}"
         outcome = training_outcome(read_run(path)) if (path / MANIFEST_FILE).is_file() else None
         if outcome is not None:
             rates[str(seed)] = {rate: outcome.values[f"{rate}_final"] for rate in OUTCOMES}

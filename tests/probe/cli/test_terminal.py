@@ -125,9 +125,9 @@ def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], caps
     longer = ["replay", "--name", "longer", "--arm", "vanilla,random", "--steps", "7", "--out", str(out), *quick]
     assert run(cli, [*longer, "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["hours"] == pytest.approx((times.start + 7 * times.step) / 3600)
+    assert found["hours"] == pytest.approx((times["start"] + 7 * times["step"]) / 3600)
     assert found["measured"].startswith("measured in foreseen:")
-    assert found["peak_gib"] == times.peak / 2**30 > 0.1
+    assert found["peak_gib"] == times["peak"] / 2**30 > 0.1
     samples = [sample for sample in read_run(out / "runs" / "foreseen").samples if sample.arm == "vanilla"]
     pools = {name: open_pool(BUILTIN / name).steps for name in ("teacher", "base")}
     rollouts = [pools[sample.src_pool][sample.src_step][sample.src_sample] for sample in samples]

@@ -14,7 +14,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import SweepState, sweep
+from probe.experiments.sweep import sweep
 from probe.experiments.verdict import evaluate_spec
 
 PHASE3 = Path(__file__).parents[3] / "spec" / "experiments" / "phase3.toml"
@@ -46,24 +46,24 @@ class Planted:
         self.spec, self.out, self.rates, self.made_of = spec, out, rates, made_of
         self.launched: list[str] = []
 
-    def submit(self, command: object, args: Sequence[str], visible_gpus: str | None) -> Ended:
+    def submit(self, command: object, args: Sequence[str]) -> Ended:
         name = args[args.index("--name") + 1]
         self.launched.append(name)
         (side,) = [side for side in self.rates if name.startswith(f"phase3-{side.replace(' ', '-')}-seed")]
         # All seeds of a side are planted at once, with the first of them.
         if not (self.out / "runs" / name).exists():
             with mock.patch("os.fsync"):
-                plant(self.spec, self.out, {side: self.rates[side]}, *self.made_of, problems=48)
+                plant(self.spec, self.out, {side: self.rates[side]}, *self.made_of, problems=24)
         return Ended(0)
 
 
 @pytest.fixture
 def swept(
     tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
-) -> Callable[..., tuple[SweepState, list[str]]]:
+) -> Callable[..., tuple[dict[str, Any], list[str]]]:
     """swept(rates of projected, of vanilla) -> (the sweep of phase3 in a world with these rates, its runs in order)."""
 
-    def make(projected: Rates, vanilla: Rates = LEARNT) -> tuple[SweepState, list[str]]:
+    def make(projected: Rates, vanilla: Rates = LEARNT) -> tuple[dict[str, Any], list[str]]:
         spec = load_spec(PHASE3)
         rates = {
             "gradient vanilla": vanilla,
@@ -89,25 +89,23 @@ def test_the_others_are_bought_where_the_first_arms_separate(swept: Callable[...
     table, launched = swept(GOOD)
     assert launched[:6] == COMPARED
     assert len(launched) == len({*launched}) == 24
-    assert not table.stopped
+    assert not table["stopped"]
     verdict = evaluate_spec(load_spec(PHASE3), tmp_path)
     assert verdict.verdict.word == "IT IS THE DIRECTION"
     assert verdict.verdict.finding("hacks-no-more-than-closed").says != "FAIL"
 
 
-def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any]) -> None:
     """Six runs, not eighteen, and the same call again buys none of the others."""
     for again in (False, True):
         table, launched = swept((0.02, 0.2, 0.84, 0.2))
         assert launched == ([] if again else COMPARED)
-        assert table.stopped.startswith("at the ceiling: lowers-hacking is ")
-        assert table.stopped.endswith(" after 6 of 24 runs")
-        assert [row.status for row in table.rows].count("skipped") == 18
-    verdict = evaluate_spec(load_spec(PHASE3), tmp_path)
-    assert verdict.verdict.word in ("NOT DECIDED BY THREE SEEDS", "PROJECTION DOES NOT LOWER HACKING")
+        assert table["stopped"].startswith("at the ceiling: lowers-hacking is ")
+        assert table["stopped"].endswith(" after 6 of 24 runs")
+        assert [row["status"] for row in table["rows"]].count("skipped") == 18
 
 
 def test_nothing_but_vanilla_is_bought_where_it_does_not_learn(swept: Callable[..., Any]) -> None:
     table, launched = swept(GOOD, vanilla=(0.02, 0.2, 0.06, 0.3))
     assert launched == COMPARED[:3]
-    assert table.stopped.startswith("at the ceiling: learns is ")
+    assert table["stopped"].startswith("at the ceiling: learns is ")

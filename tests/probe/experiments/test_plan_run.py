@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trainings import seal
@@ -18,6 +19,7 @@ from probe.experiments.load import load_spec
 from probe.records.run import read_run
 from probe.settings.presets import configure
 from replay_pools.base.files import append_jsonl, write_json
+from replay_pools.base.tables import flat
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert found["vacuous"] == []
     spec = load_spec(path)
     assert spec.arms == ("vanilla", "projected", "permuted-dosed", "scaled")
-    assert list(spec.resolved) == ["gradient", "kl"]
+    assert [row.name for row in spec.conditions] == ["gradient", "kl"]
     # The seeds are the fewest that see the effect which is assumed.
     n = len(spec.seeds)
     assert mde(0.15, n) <= 0.3 < mde(0.15, n - 1)
@@ -77,11 +79,11 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert any(f"[budget] {n} seeds can see the expected effect of 0.3" in note for note in found["notes"])
     assert spec.ceiling is not None
     assert (spec.primary.arm, spec.primary.versus_arm) == ("projected", "vanilla")
-    config = spec.resolved["gradient"].config
+    config = spec.condition("gradient").config
     assert config.rollouts is not None
     assert config.rollouts.teacher is not None
     assert (config.model.name, config.rollouts.teacher.pool, config.rollouts.hint) == ("organism", "teacher", True)
-    assert spec.resolved["kl"].config.objective.beta == 1.0
+    assert spec.condition("kl").config.objective.beta == 1.0
     # It plans, and prints a training for each arm and seed, along what the run extracts.
     assert config.intervention.extraction == read_run(go).settings.intervention.extraction
     assert run(cli, ["spec", "plan", str(path), "--check", "--out", str(out)]) == 0
@@ -144,48 +146,45 @@ def test_nothing_is_overwritten(go: Path, out: Path, here: Path, capsys: pytest.
     assert Path("mine.toml").read_text() == text
 
 
+LOSS = {"scale_rewards": "group", "reference": "base", "beta": 0.5}
+PROJECTION = {"side": "two_sided", "overshoot": 1.5}
+# {run: (its changes, what its training then has; `kl`: of the rival condition)}
+CHANGED: dict[str, tuple[Callable[[dict], object], dict[str, Any]]] = {
+    "loss": (
+        lambda config: config["settings"]["objective"].update(LOSS),
+        # The rival is stronger than the run's own penalty.
+        {**{f"objective.{key}": value for key, value in LOSS.items()}, "kl": 5.0},
+    ),
+    "projection": (
+        lambda config: config["settings"]["intervention"]["projection"].update(PROJECTION),
+        {f"intervention.projection.{key}": value for key, value in PROJECTION.items()},
+    ),
+    "no-pool-of-another-policy": (
+        lambda config: config.update(pools=[config["pools"][1]]),
+        {"rollouts.teacher": None, "kl": 1.0},
+    ),
+    # A pool that the policy sampled itself is no teacher's.
+    "an-adapter": (
+        lambda config: (config["settings"]["model"].update(adapter="teacher"), config["pools"].pop(1)),
+        {"model.adapter": "teacher", "rollouts.teacher": None},
+    ),
+    # By the preset of large models, without the number of problems of another environment, with the replay's objective.
+    "another-model": (
+        lambda config: config.update(model="someone/model"),
+        {"model.name": "someone/model", "steps": 200, "rollouts.env": "minicode", "rollouts.num_problems": None}
+        | {"rollouts.teacher.pool": "teacher", "objective.reference": None},
+    ),
+}
+
+
 @pytest.mark.usefixtures("known")
-def test_settings_of_the_run_go_into_its_spec(out: Path, copy: Callable[..., str], capsys) -> None:
-    """Of a run with another loss, gate and pool: each is in the training."""
-
-    def change(config: dict) -> None:
-        config["settings"]["objective"] |= {"scale_rewards": "group", "reference": "base", "beta": 0.5}
-        config["settings"]["intervention"]["projection"] |= {"side": "two_sided", "overshoot": 1.5}
-        config["pools"] = [config["pools"][1]]
-
-    plan(capsys, copy("changed", change), "--out", str(out))
-    resolved = load_spec(Path("spec/changed-training.toml")).resolved
-    settings = resolved["gradient"].config
-    objective, projection = settings.objective, settings.intervention.projection
-    assert (objective.scale_rewards, objective.reference, objective.beta) == ("group", "base", 0.5)
-    assert (projection.side, projection.overshoot) == ("two_sided", 1.5)
-    assert settings.rollouts.teacher is None, "no pool of another policy"
-    assert resolved["kl"].config.objective.beta == 5.0, "a rival stronger than the run's own penalty"
-
-
-@pytest.mark.usefixtures("known")
-def test_a_policy_with_an_adapter_trains_on_from_it(out: Path, copy: Callable[..., str], capsys) -> None:
-    """And a pool that it sampled itself is no teacher's."""
-
-    def change(config: dict) -> None:
-        config["settings"]["model"]["adapter"] = "teacher"
-        config["pools"] = [pool for pool in config["pools"] if pool["name"] == "teacher"]
-
-    plan(capsys, copy("adapted", change), "--out", str(out))
-    settings = load_spec(Path("spec/adapted-training.toml")).resolved["gradient"].config
-    assert (settings.model.adapter, settings.rollouts.teacher) == ("teacher", None)
-
-
-@pytest.mark.usefixtures("known")
-def test_another_model_trains_in_the_environment_of_its_pools(out: Path, copy: Callable[..., str], capsys) -> None:
-    """By the preset of large models, without the number of problems of another environment; pools have a teacher."""
-    other = copy("other", lambda config: config.update(model="someone/model"))
-    plan(capsys, other, "--out", str(out))
-    settings = load_spec(Path("spec/other-training.toml")).resolved["gradient"].config
-    rollouts = settings.rollouts
-    assert (settings.model.name, settings.steps, rollouts.env) == ("someone/model", 200, "minicode")
-    assert (rollouts.num_problems, rollouts.teacher.pool) == (None, "teacher")
-    assert settings.objective.reference is None, "the objective is the replay's, not the preset's"
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_the_run_was_goes_into_its_spec(name: str, out: Path, copy: Callable[..., str], capsys) -> None:
+    change, expected = CHANGED[name]
+    plan(capsys, copy(name, change), "--out", str(out))
+    spec = load_spec(Path(f"spec/{name}-training.toml"))
+    found = flat(asdict(spec.condition("gradient").config)) | {"kl": spec.condition("kl").config.objective.beta}
+    assert {key: found[key] for key in expected} == expected
 
 
 def test_another_verdict_is_planned_with_a_caution(

@@ -89,7 +89,7 @@ def test_a_spec_is_read_whole(write: Callable[..., Path]) -> None:
     assert (spec.name, spec.arms, spec.seeds, spec.primary.name) == ("small", ("vanilla", "random"), (0, 1), "aligned")
     assert spec.settings == {"verb": "replay", "steps": 2, "source": {"per_pool": 4}}
     assert spec.conditions[1].settings == {"objective": {"advantage_clip": 2.0}}
-    plain, capped = spec.resolved.values()
+    plain, capped = spec.conditions
     expected = ReplayConfig(
         source=SourceConfig(per_pool=4),
         intervention=InterventionConfig(arms=("vanilla", "random")),
@@ -228,8 +228,8 @@ def test_shipped_specs_ask_for_runs_that_read_back(path: Path, tmp_path: Path) -
         if job.config.trains:
             assert len(job.arms) == 1
         for condition in job.conditions:
-            resolved = spec.resolved[condition]
+            resolved = spec.condition(condition)
             of_run = job.config.objectives()[condition if resolved.frozen else "default"]
             assert of_run == resolved.config.objective
-    asked = {(name, arm) for name, condition in spec.resolved.items() for arm in condition.arms}
+    asked = {(row.name, arm) for row in spec.conditions for arm in row.arms}
     assert asked == {(name, arm) for job in jobs for name in job.conditions for arm in job.arms}

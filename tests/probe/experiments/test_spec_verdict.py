@@ -21,21 +21,22 @@ from probe.cli._frame import run
 from probe.experiments.jobs import runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import sweep
+from probe.experiments.sweep import has_failed, sweep
 from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import CONFIG_FILE, read_run
 from replay_pools.base.files import read_json, write_json
 
-CAPPED = {"objective.advantage_clip": 5.0, "intervention.extraction.k": 3}
+CAPPED = {"objective.advantage_clip": 5.0, "intervention.extraction.k": 1}
 BESIDE = {"arm": "vanilla", "versus_arm": "random"}
 GO = {"verdict": "GO", "aligned": "PASS"}
 
 
-def judged(level: float = 0.9, go: Mapping[str, Any] = MappingProxyType(GO)) -> str:
+def judged(quick: list[str], level: float = 0.9, go: Mapping[str, Any] = MappingProxyType(GO)) -> str:
     """A spec of replays; `level` of its second criterion, `go`: what its decision GO requires."""
+    settings = {"steps": 5, "source.per_pool": 2, "source.replay_dirs": quick[1].split(",")}
     return replay_spec(
         "judged",
-        {"steps": 5, "source.per_pool": 2},
+        {**settings, "intervention.extraction.pairs": quick[3], "intervention.extraction.k": 2},
         arms=["vanilla", "projected", "random"],
         conditions={"plain": {}, "capped": CAPPED},
         criteria=[
@@ -76,53 +77,36 @@ def plant(spec: Spec, out: Path) -> None:
         seal(job.directory)
 
 
-def spec_file(directory: Path, **changes: Any) -> Spec:
+def spec_file(directory: Path, quick: list[str], **changes: Any) -> Spec:
     """The spec with some changes, and its .md beside it."""
     path = directory / "judged.toml"
-    path.write_text(judged(**changes))
+    path.write_text(judged(quick, **changes))
     if not path.with_suffix(".md").exists():
         path.with_suffix(".md").write_text("# judged\n\n## Why\n\nSo.\n\n## Results\n\n(nothing yet)\n")
     return load_spec(path)
 
 
-def run_sweep(spec: Spec, out: Path, caches: Path) -> None:
-    """Sweep into `out`, with the caches of the session."""
-    out.mkdir(exist_ok=True)
-    if not (out / "cache").exists():
-        (out / "cache").symlink_to(caches)
-    assert not sweep(spec, out, engine=InProcess()).failed
-
-
-@pytest.fixture(scope="session")
-def made(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """made(**changes) -> an out/ with the runs of the spec, swept once."""
-    places: dict[str, Path] = {}
-
-    def make(**changes: Any) -> Path:
-        if str(changes) not in places:
-            place = tmp_path_factory.mktemp("judged")
-            run_sweep(spec_file(place, **changes), place / "out", out / "cache")
-            places[str(changes)] = place / "out"
-        return places[str(changes)]
-
-    return make
+@pytest.fixture(scope="module")
+def made(out: Path, quick: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An out/ with the runs of the spec."""
+    place = tmp_path_factory.mktemp("judged") / "out"
+    place.mkdir()
+    (place / "cache").symlink_to(out / "cache")
+    assert not has_failed(sweep(spec_file(place.parent, quick), place, engine=InProcess()))
+    return place
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Spec]:
+def write(tmp_path: Path, quick: list[str]) -> Callable[..., Spec]:
     """write(**changes) -> the spec."""
-    return lambda **changes: spec_file(tmp_path, **changes)
+    return lambda **changes: spec_file(tmp_path, quick, **changes)
 
 
 @pytest.fixture
-def swept(write: Callable[..., Spec], made: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Spec, Path]]:
-    """swept(**changes) -> (spec, its own out/ with finished runs)."""
-
-    def make(**changes: Any) -> tuple[Spec, Path]:
-        shutil.copytree(made(**changes), tmp_path / "out", symlinks=True)
-        return write(**changes), tmp_path / "out"
-
-    return make
+def swept(write: Callable[..., Spec], made: Path, tmp_path: Path) -> tuple[Spec, Path]:
+    """(the spec, its own out/ with finished runs)."""
+    shutil.copytree(made, tmp_path / "out", symlinks=True)
+    return write(), tmp_path / "out"
 
 
 def verdicts(found: SpecVerdict) -> dict[str, str]:
@@ -130,10 +114,10 @@ def verdicts(found: SpecVerdict) -> dict[str, str]:
 
 
 def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
-    swept: Callable[..., tuple[Spec, Path]],
+    swept: tuple[Spec, Path],
 ) -> None:
     """The primary against records by hand; a cap above its bound is VACUOUS, what was not measured INCONCLUSIVE."""
-    spec, out = swept()
+    spec, out = swept
     found = evaluate_spec(spec, out)
     record = read_run(out / "runs" / "judged-plain-seed0")
     cosines = {arm: {s.problem_id: s.cos_in for s in record.steps if s.arm == arm} for arm in spec.arms}
@@ -154,10 +138,10 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
 
 
 def test_a_decision_may_rest_on_the_verdict_of_the_replay(
-    swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
+    swept: tuple[Spec, Path], write: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same runs decide otherwise where another verdict is asked for; the screen gives the verdict and what next."""
-    _, out = swept()
+    _, out = swept
     spec = write(go={"verdict": ["GO", "UNDERPOWERED"]})
     found = evaluate_spec(spec, out)
     assert found.verdict.word == "GO"
@@ -167,11 +151,9 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
     assert "NEXT: " in printed
 
 
-def test_an_edited_spec_and_a_missing_run_are_said(
-    swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec]
-) -> None:
+def test_an_edited_spec_and_a_missing_run_are_said(swept: tuple[Spec, Path], write: Callable[..., Spec]) -> None:
     """Runs keep the hash they were made under; a threshold that moved afterwards is in every verdict."""
-    _, out = swept()
+    _, out = swept
     edited = write(level=0.8)
     shutil.rmtree(out / "runs" / "judged-capped-seed0")
     found = evaluate_spec(edited, out)
@@ -230,10 +212,10 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path) -> None:
 
 
 def test_results_are_written_and_kept(
-    swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
+    swept: tuple[Spec, Path], write: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--write: one entry a version of the spec in its log, whatever stands before or after."""
-    spec, out = swept()
+    spec, out = swept
     log = spec.path.with_suffix(".md")
     log.write_text(log.read_text() + "\n## Notes\n\nMine.\n")
     command = ["analyze", str(spec.path), "--out", str(out), "--write"]
@@ -258,9 +240,9 @@ def test_results_are_written_and_kept(
     assert "expected results of 1 runs or fewer" in " ".join(capsys.readouterr().err.split())
 
 
-def test_check_and_json(swept: Callable[..., tuple[Spec, Path]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_json(swept: tuple[Spec, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """--json is one object; --check exits with 1 exactly when the primary failed."""
-    spec, out = swept()
+    spec, out = swept
     capsys.readouterr()
     code = run(cli, ["analyze", str(spec.path), "--out", str(out), "--json", "--check"])
     found = json.loads(capsys.readouterr().out)

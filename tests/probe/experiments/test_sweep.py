@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,10 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._settings import configured
 from probe.cli.replay import replay
-from probe.experiments.jobs import input_faults, run_jobs, runs_of, spec_status
+from probe.experiments.jobs import COMMAND, command_of, input_faults, run_jobs, runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import Command, JobState, SweepState, _end, executor, sweep, visible_gpus
+from probe.experiments.sweep import ended, executor, has_failed, sweep
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import read_config
@@ -64,12 +65,10 @@ class Scripted:
         self.spec, self.out, self.codes = spec, out, {name.replace("_", "-"): code for name, code in codes.items()}
         self.launched: list[str] = []
         self.jobs: list[Ended] = []
-        self.gpus: list[str | None] = []
 
-    def submit(self, function: object, command: Sequence[str], gpus: str | None) -> Ended:
+    def submit(self, function: object, command: Sequence[str]) -> Ended:
         name = command[command.index("--name") + 1]
         self.launched.append(name)
-        self.gpus.append(gpus)
         code = self.codes.get(name, 0)
         if code == 0:
             directory = self.out / "runs" / name
@@ -86,7 +85,7 @@ def test_a_sweep_runs_everything_once_and_resumes(tiny: Callable[..., Spec], out
     spec = tiny()
     first, second = InProcess(), InProcess()
     table = sweep(spec, out, engine=first)
-    assert [row.status for row in table.rows] == ["done"] * 4
+    assert [row["status"] for row in table["rows"]] == ["done"] * 4
     names = ["tiny-plain-seed0", "tiny-narrow-seed0", "tiny-plain-seed1", "tiny-narrow-seed1"]
     assert [args[args.index("--name") + 1] for args in first.launched] == names
     runs = runs_of(spec, out)
@@ -94,7 +93,7 @@ def test_a_sweep_runs_everything_once_and_resumes(tiny: Callable[..., Spec], out
     settings = read_json(runs[1].directory / "config.json")["settings"]
     assert settings["preregistered"] == spec.mark
     assert settings["intervention"]["arms"] == ["vanilla", "random"]
-    assert sweep(spec, out, engine=second).failed is False
+    assert not has_failed(sweep(spec, out, engine=second))
     assert second.launched == []
 
 
@@ -112,13 +111,13 @@ def test_a_job_that_fails_is_reported_and_the_others_go_on(tiny: Callable[..., S
     """With its last words and its log; the next sweep tries it again, and it alone."""
     spec = tiny()
     table = sweep(spec, tmp_path, engine=Scripted(spec, tmp_path, tiny_narrow_seed0=2), num_jobs=2)
-    found = {row.job.name: (row.status, row.error) for row in table.rows}
+    found = {row["name"]: (row["status"], row["error"]) for row in table["rows"]}
     assert found.pop("tiny-narrow-seed0") == ("failed", "ended with 2")
     assert {*found.values()} == {("done", "")}
     (kept,) = [row for row in read_json(tmp_path / "sweeps/tiny/state.json")["rows"] if row["status"] == "failed"]
     assert (kept["name"], kept["log"]) == ("tiny-narrow-seed0", "the log")
     again = Scripted(spec, tmp_path)
-    assert not sweep(spec, tmp_path, engine=again).failed
+    assert not has_failed(sweep(spec, tmp_path, engine=again))
     assert again.launched == ["tiny-narrow-seed0"]
 
 
@@ -127,7 +126,7 @@ def test_one_sweep_at_a_time(tiny: Callable[..., Spec], tmp_path: Path) -> None:
     spec = tiny(0)
     inside: list[str] = []
 
-    def show(table: SweepState) -> None:
+    def show(row: dict[str, str]) -> None:
         if not inside:
             with pytest.raises(InputError, match="no other process") as error:
                 sweep(spec, tmp_path, engine=Scripted(spec, tmp_path))
@@ -144,8 +143,8 @@ def test_an_interrupt_cancels_what_runs(
     spec = tiny()
     engine = Scripted(spec, tmp_path)
 
-    def show(table: SweepState) -> None:
-        if [row.status for row in table.rows].count("running") == 2:
+    def show(row: dict[str, str]) -> None:
+        if len(engine.jobs) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Ended, "done", lambda _: False)
@@ -162,9 +161,9 @@ def test_a_job_of_this_machine_leaves_the_bytes_of_a_run_by_hand(
     (tmp_path / "cache").symlink_to(out / "cache")
     spec = tiny(5, conditions={"plain": {}})
     table = sweep(spec, tmp_path, engine=executor("local", tmp_path / "logs", {}, 2), num_jobs=2)
-    assert [row.status for row in table.rows] == ["done"], [row.error for row in table.rows]
+    assert [(row["status"], row["error"]) for row in table["rows"]] == [("done", "")]
     (one,) = runs_of(spec, tmp_path)
-    args = list(one.args)
+    args = command_of(one, COMMAND, ())
     args[args.index("--name") + 1] = "by-hand"
     assert run(cli, args) == 0
     assert contents(one.directory) == contents(tmp_path / "runs" / "by-hand")
@@ -174,54 +173,16 @@ def test_how_jobs_of_submitit_end(tiny: Callable[..., Spec], tmp_path: Path) -> 
     """One is refused its input, one is killed: both failed, with a reason and a log."""
     (job, *_) = run_jobs(tiny(), tmp_path)
     engine = executor("local", tmp_path / "logs", {}, 2)
-    refused = engine.submit(Command(), [sys.executable, "-m", "probe", "replay", "--nonsense"], None)
+    refused = engine.submit(subprocess.call, [sys.executable, "-m", "probe", "replay", "--nonsense"])
     killed = engine.submit(_die)
-    rows = [JobState(job=job), JobState(job=job)]
-    for row, submitted in zip(rows, (refused, killed), strict=True):
+    rows = []
+    for submitted in (refused, killed):
         submitted.wait()
-        _end(row, submitted)
-    assert [row.status for row in rows] == ["failed", "failed"]
-    assert "--nonsense" in rows[0].error
-    assert rows[1].error
-    assert "--nonsense" in Path(rows[0].log).read_text()
-
-
-def test_jobs_of_this_machine_share_out_its_gpus(
-    tiny: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each its own; more jobs than GPUs share them; without any, a job sees what its cluster gives it."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-5,6,7")
-    spec, gpus = tiny(), visible_gpus()
-    for number, (num_jobs, given, expected) in enumerate(
-        [(2, gpus, {"4,6", "GPU-5,7"}), (1, gpus, {"4,GPU-5,6,7"}), (3, gpus[:1], {"4"}), (2, [], {None})]
-    ):
-        engine = Scripted(spec, tmp_path / str(number))
-        sweep(spec, tmp_path / str(number), engine=engine, num_jobs=num_jobs, gpus=given)
-        assert set(engine.gpus) == expected
-    engine = executor("local", tmp_path / "logs", {}, 1)
-    job = engine.submit(Command(), ["printenv", "CUDA_VISIBLE_DEVICES"], "6,7")
-    assert job.result() == 0
-    assert "6,7" in job.stdout().splitlines()
-
-
-def test_runs_are_started_by_a_template(
-    tiny: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What stands around {command} goes to runs; a pool is sampled by one process. --print-jobs shows it."""
-    spec = tiny(6)
-    spec.path.write_text(
-        spec.path.read_text().replace("[settings]", '[[pools]]\nname = "made"\nsettings.steps = 1\n[settings]', 1)
-    )
-    template = "env 'A=1 2' torchrun --no-python {command} --url http://h:1"
-    arguments = ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(tmp_path / "out"), "--launch"]
-    assert run(cli, [*arguments, template]) == 0
-    pool, first, *_ = capsys.readouterr().out.splitlines()
-    assert pool.startswith("probe pool generate --config ")
-    assert first.startswith("env 'A=1 2' torchrun --no-python probe replay --config ")
-    assert first.endswith(" --url http://h:1")
-    for wrong in ("torchrun", "torchrun {command} {command}", "'{command}", "x{command}"):
-        assert run(cli, [*arguments, wrong]) == 2
-        assert "--launch: expected a command line with the word {command}" in capsys.readouterr().err
+        rows.append(ended(job, submitted))
+    assert [row["status"] for row in rows] == ["failed", "failed"]
+    assert "--nonsense" in rows[0]["error"]
+    assert rows[1]["error"]
+    assert "--nonsense" in Path(rows[0]["log"]).read_text()
 
 
 def _die() -> None:
@@ -290,21 +251,10 @@ TRAINED = spec_text(
 )
 
 
-@pytest.fixture
-def trained(tmp_path: Path) -> Callable[..., Path]:
-    """trained(old, new) -> a training spec with one line changed."""
-
-    def make(old: str = "", new: str = "") -> Path:
-        path = tmp_path / "trained.toml"
-        path.write_text(TRAINED.replace(old, new) if old else TRAINED)
-        return path
-
-    return make
-
-
-def test_a_training_spec_is_one_command_a_run(trained: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_training_spec_is_one_command_a_run(tmp_path: Path) -> None:
     """Conditions lay their tables over the spec's, and those over the preset's."""
-    spec = load_spec(trained())
+    (tmp_path / "trained.toml").write_text(TRAINED)
+    spec = load_spec(tmp_path / "trained.toml")
     jobs = run_jobs(spec, tmp_path)[3:]
     assert [job.name for job in jobs] == [
         "trained-plain-vanilla-seed1",
@@ -326,8 +276,7 @@ def test_a_training_spec_is_one_command_a_run(trained: Callable[..., Path], tmp_
             f'preregistered="{spec.mark}"',
         ],
     )
-    assert pulled.args[0] == "train"
-    assert spec_status(pulled.config, spec) == "frozen"
+    assert command_of(pulled, COMMAND, ())[0] == "train"
     plain = jobs[1].config
     assert plain.rollouts is not None
     assert (plain.rollouts.group, plain.objective.beta, plain.intervention.arms) == (4, 0.0, ("projected",))
@@ -341,14 +290,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "place"), REFUSED, ids=[new for _, new, _ in REFUSED])
-def test_training_settings_that_do_not_fit_are_refused(
-    trained: Callable[..., Path], old: str, new: str, place: str
-) -> None:
+def test_training_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """Before any run; the file, the condition and the field are named."""
-    with pytest.raises(InputError) as error:
-        load_spec(trained(old, new))
-    assert f"trained.toml {place}" in str(error.value)
+    path = tmp_path / "trained.toml"
+    for old, new, place in REFUSED:
+        path.write_text(TRAINED.replace(old, new))
+        with pytest.raises(InputError) as error:
+            load_spec(path)
+        assert f"trained.toml {place}" in str(error.value)
 
 
 def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
@@ -373,35 +322,61 @@ def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     assert input_faults(load_spec(made), tmp_path / "out") == []
 
 
+@pytest.fixture
+def print_jobs(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """print_jobs(spec, out, *options) -> the lines of --print-jobs."""
+
+    def make(spec: Spec, out: Path, *options: str) -> list[str]:
+        capsys.readouterr()
+        assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out), *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return make
+
+
+def test_runs_are_started_by_a_template(
+    tiny: Callable[..., Spec], tmp_path: Path, print_jobs: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stands around {command} goes to runs; a pool is sampled by one process."""
+    spec = tiny(6)
+    made = '[[pools]]\nname = "made"\nsettings.steps = 1\n[settings]'
+    spec.path.write_text(spec.path.read_text().replace("[settings]", made, 1))
+    template = "env 'A=1 2' torchrun --no-python {command} --url http://h:1"
+    pool, first, *_ = print_jobs(spec, tmp_path, "--launch", template)
+    assert pool.startswith("probe pool generate --config ")
+    assert first.startswith("env 'A=1 2' torchrun --no-python probe replay --config ")
+    assert first.endswith(" --url http://h:1")
+    for wrong in ("torchrun", "torchrun {command} {command}", "'{command}", "x{command}"):
+        assert (
+            run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(tmp_path), "--launch", wrong]) == 2
+        )
+        assert "--launch: expected a command line with the word {command}" in capsys.readouterr().err
+
+
 def test_printed_jobs_can_be_run_by_hand(
-    tiny: Callable[..., Spec], out: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Callable[..., Spec], out: Path, print_jobs: Callable[..., list[str]]
 ) -> None:
     """One line a run, in order; a run made by it is one of the sweep, and is not printed again."""
     spec = tiny(7)
-    assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = print_jobs(spec, out)
     (file,) = (out / "sweeps" / "tiny" / "settings" / spec.sha256[:12]).glob("tiny-narrow-seed7.json")
     assert lines[1] == f"probe replay --config {file} --name tiny-narrow-seed7 --out {out}"
-    program, *arguments = shlex.split(lines[1])
-    assert program == "probe"
+    arguments = shlex.split(lines[1])[1:]
     assert run(cli, [*arguments, "--dry-run"]) == 0
     assert run(cli, arguments) == 0
     plain, narrow = runs_of(spec, out)
     assert (plain.complete, narrow.complete, narrow.spec_status) == (False, True, "frozen")
     settings = read_json(narrow.directory / "config.json")["settings"]
     assert read_config(settings, "config.json") == narrow.config
-    capsys.readouterr()
-    assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.splitlines() == lines[:1]
+    assert print_jobs(spec, out) == lines[:1]
 
 
 def test_settings_of_a_job_stand_alone(
-    tiny: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Callable[..., Spec], tmp_path: Path, print_jobs: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--set and flags change them, and then the run is not of the spec; no preset, and no settings of another verb."""
-    spec, out = tiny(0), tmp_path / "out"
-    assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
-    arguments = shlex.split(capsys.readouterr().out.splitlines()[0])[1:]
+    out = tmp_path / "out"
+    arguments = shlex.split(print_jobs(tiny(0), out)[0])[1:]
     assert run(cli, [*arguments, "--preset", "full"]) == 2
     assert "--preset" in capsys.readouterr().err
     settings = read_json(Path(arguments[arguments.index("--config") + 1]))["settings"]

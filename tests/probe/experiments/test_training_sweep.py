@@ -21,7 +21,7 @@ from probe.cli.report import report_of_runs
 from probe.experiments.load import load_spec
 from probe.experiments.outcomes import read_outcomes, write_outcomes
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import sweep
+from probe.experiments.sweep import has_failed, sweep
 from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.base.errors import InputError
@@ -74,7 +74,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Pa
     own = place / "out"
     own.mkdir()
     (own / "cache").symlink_to(out / "cache")
-    assert not sweep(spec, own, engine=InProcess()).failed
+    assert not has_failed(sweep(spec, own, engine=InProcess()))
     return spec, own
 
 
