@@ -211,10 +211,10 @@ def parse_json(text: bytes, where: object) -> Any:
     return _bounded(text, where, "strict JSON", parse)
 
 
-def parse_python_json(text: bytes, where: object, constant: Callable[[str], Any]) -> Any:
-    """Parse JSON that Python's json wrote; `constant` converts a bare NaN or infinity."""
+def parse_python_json(text: bytes, where: object) -> Any:
+    """Parse JSON that Python's json wrote, with a bare NaN or infinity."""
     hooks = {"object_pairs_hook": _unique_keys, "parse_float": _float, "parse_int": _integer}
-    return _bounded(text, where, "JSON", lambda: json.loads(text, parse_constant=constant, **hooks))
+    return _bounded(text, where, "JSON", lambda: json.loads(text, **hooks))
 
 
 def _bounded(text: bytes, where: object, expected: str, parse: Callable[[], Any]) -> Any:

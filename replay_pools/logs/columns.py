@@ -109,7 +109,7 @@ LOOKS_LIKE_ROLLOUTS = HAVE_ANSWERS | PROMPT_NAMES
 class Scan:
     """The columns of a log."""
 
-    first: dict[str, Any] = field(default_factory=dict)  # {column: its first value}, of columns with any
+    first: dict[str, Any] = field(default_factory=dict)  # {column: its first value}, of columns with any; all keys
     kinds: dict[str, set[type]] = field(default_factory=dict)  # {column: types of its values but null}
     values: dict[str, set[Any]] = field(default_factory=dict)  # {column: its values}, as `mark_of` gives them
     num_rows: int = 0
@@ -123,10 +123,17 @@ class Scan:
             kinds = self.kinds.setdefault(name, set())
             if value is None:
                 continue
-            self.first.setdefault(name, value)
+            first = self.first.setdefault(name, value)
+            if isinstance(value, dict) and isinstance(first, dict):
+                self.first[name] = value | first
             kinds.add(type(value))
             self._note(name, value)
             self._note_inner(name, value if name in TEXTS else opened(value))
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """{column: its first value}, None of columns without any."""
+        return dict.fromkeys(self.kinds) | self.first
 
     def _note_inner(self, name: str, value: Any, depth: int = 2) -> None:
         """Note the sources of rollouts in an object, and in the objects in it."""
@@ -262,14 +269,13 @@ def as_option(mapping: Mapping[str, str]) -> str:
     return f"--map {shlex.quote(','.join(f'{target}={column}' for target, column in mapping.items()))}"
 
 
-def parse_column(target: str, text: str, scan: Scan, first: Mapping[str, Any]) -> Column:
+def parse_column(target: str, text: str, scan: Scan) -> Column:
     """Return the column of a target in a mapping.
 
     Args:
         target: a key of TARGETS.
         text: the part of the mapping.
         scan: the columns of the log.
-        first: {column: its first value}, inner keys included.
 
     Raises:
         InputError: a name that no row has, or a weight that is no finite number.
@@ -285,9 +291,9 @@ def parse_column(target: str, text: str, scan: Scan, first: Mapping[str, Any]) -
             name, _, limit = (piece.strip() for piece in name.rpartition(">"))
             above = _number(limit, f"--map {target}={text}", "COLUMN>NUMBER")
         is_known = name in scan.kinds or (target in KEYS and name in (FILE, PROMPT))
-        if not is_known and look_up(first, name, MISSING) is MISSING:
+        if not is_known and look_up(scan.first, name, MISSING) is MISSING:
             where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
-            raise unknown_name(where, name, columns_of([first]), expected="a column of the log", fix=fix)
+            raise unknown_name(where, name, columns_of([scan.row]), expected="a column of the log", fix=fix)
         terms.append((name, _number(number or "1", f"--map {target}={text}", "COLUMN*NUMBER")))
     return Column(tuple(terms), above, target == "reward", target != SHARING and (above or 0.0) >= 0)
 

@@ -279,7 +279,7 @@ OTHER_PACKINGS = {b"PK\x03\x04": "a zip archive", b"BZh": "bzip2", b"\xfd7zXZ": 
 def _parse(line: bytes) -> Any:
     """Return the value of a JSON text, or its error."""
     try:
-        return parse_python_json(line, "", float)
+        return parse_python_json(line, "")
     except InputError as error:
         return InputError("", expected=error.expected, found=error.found, fix="mend it, or pass --skip-bad 1")
 
@@ -316,7 +316,7 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         fix = "write one object a line (.jsonl): lines are read one at a time"
         raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=fix)
     try:
-        value = parse_python_json(data.removeprefix(b"\xef\xbb\xbf"), path, float)
+        value = parse_python_json(data.removeprefix(b"\xef\xbb\xbf"), path)
     except InputError:
         value = _documents(data)
         if len(value) < 2:

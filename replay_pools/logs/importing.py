@@ -8,6 +8,7 @@ a model is loaded.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,9 +47,7 @@ from replay_pools.logs.formats import (
 )
 from replay_pools.logs.groups import (
     Group,
-    block_mapping,
     check_comparable,
-    check_together,
     few_at_least,
     group_cautions,
     group_rollouts,
@@ -59,13 +58,12 @@ from replay_pools.logs.groups import (
 from replay_pools.logs.padding import endings_of
 from replay_pools.logs.rollouts import (
     STATUS,
-    Checked,
     Facts,
     Logged,
     Reader,
     as_rollouts,
+    check_columns,
     evaluations_of,
-    missing_columns,
 )
 from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
 from replay_pools.rollout import (
@@ -98,15 +96,11 @@ class CheckedLog:
     mapping: dict[str, str]  # {target: column}
     groups: list[Group]
     problem_ids: list[str]  # of each group
-    checked: Checked
+    sha256: str  # of all rows
+    left_out: list[str]  # places of broken rows
     least: float | None  # the reward above which a rollout passed; None: by our grader's rewards
     scale_rewards: str | None  # what its advantages were divided by: `objective.scale_rewards`; None: not known
     notes: list[str]  # what was chosen, left out or is doubtful, one sentence each
-
-    @property
-    def sha256(self) -> str:
-        """The hash of all rows."""
-        return self.checked.sha256
 
     def rollouts(self) -> Iterator[tuple[int, int, Logged]]:
         """Read the rollouts again: (number of the group, place in the group, rollout), in the order of the log."""
@@ -138,41 +132,35 @@ def check_log(
     stored = read_rows(source)
     kind = recognise(stored, format_name)
     rows = flat_rows(stored, kind)
-    scan, first = _scanned(rows)
+    scan = _scanned(rows)
     known, notes = known_columns(kind, scan)
     chosen, guessed, more = choose_columns(scan, known, given)
     notes = [*rows.notes, *notes, *more]
     used = {name for text in chosen.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
     declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
-    reader = _reader(chosen, guessed, scan, first, used | declined, faults)
-    checked = as_rollouts(rows, reader, faults, skip_bad)
-    if skip_bad and checked.left_out and (EVERY.fullmatch(group := chosen.get("group", "")) or group == BY_BLOCKS):
+    reader = _reader(chosen, guessed, scan, used | declined, faults)
+    facts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
+    if skip_bad and left_out and (EVERY.fullmatch(group := chosen.get("group", "")) or group == BY_BLOCKS):
         fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
         faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found="blocks of rows", fix=fix)
-    said = " ".join(checked.notes)
-    used |= {name for name in (*STATUS, *reader.evaluations) if f"`{name}`" in said}
+    used |= {*STATUS, *reader.evaluations}
     if unused := [name for name in scan.first if name not in used]:
         notes.append(f"columns that were not used: {', '.join(unused)}")
-    notes += checked.notes
-    for error in missing_columns(reader, checked.facts, first, rows.source) if scan.num_rows else ():
-        faults.note(error, error.expected)
+    if scan.num_rows:
+        check_columns(reader, facts, scan, faults, rows.source)
     _raise(faults, kind, rows.source, is_recognised=format_name is None)
-    if all(one.is_left_out for one in checked.facts):
-        found = "; ".join(checked.notes) or "none"
+    if all(one.is_left_out for one in facts):
+        found = "; ".join(said) or "none"
         raise InputError(rows.source, expected=f"rollouts of format {kind.name}", found=found)
-    chosen, more = block_mapping(chosen, checked.facts)
-    notes += more
     unsure = guessed | ({"problem"} - given.keys() if kind.name in NUMBERS_ANEW else set())
-    groups, more = group_rollouts(checked.facts, chosen, unsure, faults)
+    chosen, groups, more = group_rollouts(facts, chosen, unsure, faults)
     _raise(faults, kind, rows.source, is_recognised=format_name is None)
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
-        base = _prompt_of(chosen, scan)
-        check_comparable(groups, reader.marks, chosen, base, rows.source)
-        check_together(groups, checked.facts, chosen, base, rows.source)
-    notes += [*more, *_source_notes(checked.facts, scan, kind)]
+        check_comparable(groups, facts, reader.marks, chosen, _prompt_of(chosen, scan), rows.source)
+    notes += [*said, *more, *_source_notes(facts, scan, kind)]
     chosen, groups, scale, more = _rewarded(groups, chosen, reader, given, rows.source)
-    groups, left = without_failures(groups)
-    more += left
+    groups, alone = without_failures(groups)
+    more += alone
     rewards = [one.reward for group in groups for one in group if one.reward is not None]
     least = least_reward({*rewards}, is_ours=kind.name in PAYS_AS_WE)
     if least is not None and "passed" not in chosen:
@@ -184,7 +172,8 @@ def check_log(
         mapping=chosen,
         groups=groups,
         problem_ids=name_problems(groups, chosen, "problem" in guessed),
-        checked=checked,
+        sha256=whole,
+        left_out=left_out,
         least=least,
         scale_rewards=scale,
         notes=[*notes, *more, *group_cautions(groups)],
@@ -197,30 +186,25 @@ def _prompt_of(mapping: Mapping[str, str], scan: Scan) -> str:
     return PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
 
 
-def _scanned(rows: Rows) -> tuple[Scan, Fields]:
-    """Return the columns of a log, and the first value of each, inner objects included."""
-    scan, inner, files = Scan(), dict[str, dict[str, Any]](), set[str]()
+def _scanned(rows: Rows) -> Scan:
+    """Return the columns of a log."""
+    scan, files = Scan(), set[str]()
     for row in rows:
         files.add(row.file)
         if row.error is None:
             scan.add(row.fields)
-            for name, value in row.fields.items():
-                if isinstance(value, dict):
-                    inner[name] = value | inner.get(name, {})
     if len(files) > 1:
-        scan.values = {FILE: {*files}} | scan.values  # asked about first
-    return scan, dict.fromkeys(scan.kinds) | scan.first | inner
+        scan.values = {FILE: files} | scan.values  # asked about first
+    return scan
 
 
-def _reader(
-    mapping: Mapping[str, str], guessed: Set[str], scan: Scan, first: Fields, used: set[str], faults: Faults
-) -> Reader:
+def _reader(mapping: Mapping[str, str], guessed: Set[str], scan: Scan, used: set[str], faults: Faults) -> Reader:
     columns = {}
     for target, text in mapping.items():
         if target == "group" and (EVERY.fullmatch(text) or text == BY_BLOCKS):
             continue
         try:
-            columns[target] = parse_column(target, text, scan, first)
+            columns[target] = parse_column(target, text, scan)
         except InputError as error:
             if scan.num_rows:  # else the file has a fault that says more
                 faults.note(error, ("column", target))
@@ -343,21 +327,34 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
         thinks=sum(one.thinks for group in log.groups for one in group) * 2 > sum(map(len, log.groups)),
     )
     writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
-    faults, summary, skipped = Faults(), _Summary(), dict[str, int]()
+    faults, skipped = Faults(), Counter[str]()
+    tail: str | None = None
+    plan: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
+    are_single = all(len(group) == 1 for group in log.groups)
     for group in _rollouts_by_group(log, tokeniser, faults, skipped):
-        if len(group) > 1 or all(len(each) == 1 for each in log.groups):
-            for fault in group_faults(group, "group", step=group[0].step, tail=""):
-                faults.note(fault, fault.expected)
-            if not faults:
-                writer.write_plain(group[0].step, encode_group(group))
-            summary.add(group)
+        if len(group) == 1 and not are_single:
+            continue
+        for fault in group_faults(group, "group", step=group[0].step, tail=""):
+            faults.note(fault, fault.expected)
+        if not faults:
+            writer.write_plain(group[0].step, encode_group(group))
+        for rollout in group:
+            # The text that the template put after the last message of every prompt is their longest common end.
+            # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole one.
+            end = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2]
+            tail = end if tail is None else tail
+            while not end.endswith(tail):
+                tail = tail[1:]
+            for name, values in plan.items():
+                values.add(getattr(rollout, name))
     faults.check(log.rows.source)
     lost = [f"{reason} ({count} rows)" for reason, count in skipped.items()]
-    if sum(skipped.values()) == sum(map(len, log.groups)):
+    if skipped.total() == sum(map(len, log.groups)):
         fix = "use the model that sampled them, or log completion_ids"
         raise InputError(log.rows.source, expected=f"turns as {model} writes them", found="; ".join(lost), fix=fix)
     notes = [f"{CAUTION}left out: {reason}" for reason in lost]
-    writer.header |= summary.header() | _tokens_header(log, tokeniser, notes)
+    writer.header |= {"prompt_tail": tail or "", "plan": {name: sorted(plan[name]) for name in plan}}
+    writer.header |= _tokens_header(log, tokeniser, notes)
     return writer.finish()
 
 
@@ -368,7 +365,7 @@ def _is_echoed(log: CheckedLog) -> bool:
 
 
 def _rollouts_by_group(
-    log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: dict[str, int]
+    log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: Counter[str]
 ) -> Iterator[list[Rollout]]:
     """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
     numbers = step_numbers(log)
@@ -389,7 +386,7 @@ def _rollouts_by_group(
             try:
                 rollouts.append(_rollout(rows[place], one, tokeniser, log.least, about))
             except SkipRow as reason:
-                skipped[str(reason)] = skipped.get(str(reason), 0) + 1
+                skipped[str(reason)] += 1
                 continue
             except InputError as error:
                 faults.note(error, (error.expected.partition(" ")[0], str(error.where).rpartition(" ")[2]))
@@ -433,28 +430,6 @@ def step_numbers(log: CheckedLog) -> list[int]:
     """Return the pool's step of each group: the log's step if every group has another one, else its place."""
     numbers: list[Any] = [group[0].step for group in log.groups]
     return [*range(len(numbers))] if None in numbers or len({*numbers}) < len(numbers) else numbers
-
-
-class _Summary:
-    """What the manifest says of all rollouts, which are added group by group."""
-
-    def __init__(self) -> None:
-        self._sets: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
-        self._tail: str | None = None
-
-    def add(self, rollouts: Sequence[Rollout]) -> None:
-        """Count a group."""
-        for rollout in rollouts:
-            for name, values in self._sets.items():
-                values.add(getattr(rollout, name))
-            self._tail = _common_tail(rollout, self._tail)
-
-    def header(self) -> dict[str, Any]:
-        """Return fields of the manifest."""
-        return {
-            "prompt_tail": self._tail or "",
-            "plan": {name: sorted(values) for name, values in self._sets.items()},
-        }
 
 
 def least_reward(rewards: Set[float], *, is_ours: bool) -> float | None:
@@ -511,7 +486,7 @@ def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary") -> dict[str, 
             "rollouts_sha256": log.sha256,
             "training_steps": _training_steps(log),
             "scale_rewards": log.scale_rewards,
-            "left_out": log.checked.left_out,
+            "left_out": log.left_out,
         },
     }
 
@@ -544,14 +519,3 @@ def _training_steps(log: CheckedLog) -> list[int]:
     """Return the step of the training that sampled each group; empty where the log does not say it of all."""
     steps = [group[0].step for group in log.groups if group[0].step is not None]
     return steps if len(steps) == len(log.groups) and log.format.name not in COUNTS_GROUPS else []
-
-
-def _common_tail(rollout: Rollout, common: str | None) -> str:
-    """Return the text that the template put after the last message of every prompt: the longest common suffix."""
-    # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole prompt.
-    last_message = rollout.messages[-1]["content"].strip() or "\0"
-    tail = rollout.prompt.rpartition(last_message)[2]
-    common = tail if common is None else common
-    while not tail.endswith(common):
-        common = common[1:]
-    return common

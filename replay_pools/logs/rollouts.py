@@ -15,7 +15,18 @@ from typing import Any
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.tables import TRUTHS
 from replay_pools.base.terminal import report
-from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPT, PROMPTS, Column, look_up, mark_of, number_of
+from replay_pools.logs.columns import (
+    COMPLETIONS,
+    FILE,
+    KEYS,
+    PROMPT,
+    PROMPTS,
+    Column,
+    Scan,
+    look_up,
+    mark_of,
+    number_of,
+)
 from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
 from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, is_plain
 from replay_pools.pool import CAUTION
@@ -321,18 +332,10 @@ def _place_mask(values: Fields) -> None:
     values |= {"completion_ids": ids[start:stop], "mask": kept, "comp_len": None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """The rollouts of a log, and what was counted over all of them."""
-
-    facts: list[Facts]
-    notes: list[str]
-    left_out: list[str]  # places of broken rows
-    sha256: str
-
-
-def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -> Checked:
-    """Check every row and return what groups need of the rollouts.
+def as_rollouts(
+    rows: Rows, reader: Reader, faults: Faults, skip_bad: int
+) -> tuple[list[Facts], list[str], list[str], str]:
+    """Return (what groups need of the rollouts, notes, places of broken rows, the hash of all rows).
 
     Args:
         rows: flat ones.
@@ -382,7 +385,7 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
         first = "; ".join(str(error) for error in of_bad.errors()[:3])
         notes.append(f"{CAUTION}{len(bad)} bad rows were left out, and their groups lack them: {first}")
     facts, said = _without_repeats(facts)
-    return Checked(facts=facts, notes=notes + said, left_out=bad, sha256=whole.hexdigest())
+    return facts, notes + said, bad, whole.hexdigest()
 
 
 def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Facts:
@@ -453,25 +456,26 @@ def evaluations_of(values: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
     return {name: evaluations for name, evaluations in found.items() if evaluations}
 
 
-def missing_columns(reader: Reader, facts: Sequence[Facts], first: Fields, source: str) -> Iterator[InputError]:
-    """Yield an error for each thing that a rollout needs and no column has; `first` has a value of each column."""
-    names = ", ".join([*first][:LISTED_COLUMNS]) or "no column"
+def check_columns(reader: Reader, facts: Sequence[Facts], scan: Scan, faults: Faults, source: str) -> None:
+    """Add a fault for each thing that a rollout needs and no column has."""
     for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS), ("reward", ("reward",))):
         if any(target in reader.columns for target in targets):
             continue
         if what == "prompt" and {"mask", "completion_ids"} <= reader.columns.keys():  # the ids that it leaves out
             continue
         if what == "completion" and any(one.answer_key is not None for one in facts):
-            for one in facts:
-                if one.answer_key is None:
-                    expected = "a conversation that ends in the answer of the assistant"
-                    yield InputError(f"{one.where} completion", expected=expected, found="another turn at its end")
-                    break
+            for one in (one for one in facts if one.answer_key is None):
+                expected, found = "a conversation that ends in the answer of the assistant", "another turn at its end"
+                faults.add(f"{one.where} completion", "last turn", expected=expected, found=found)
+                break
             continue
-        found, fix = names, "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
-        if what == "reward" and (numbers := [*_numbers(first)][:LISTED_COLUMNS]):
+        found, fix = (
+            ", ".join([*scan.kinds][:LISTED_COLUMNS]),
+            "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets),
+        )
+        if what == "reward" and (numbers := [*_numbers(scan.row)][:LISTED_COLUMNS]):
             found = f"numbers in {', '.join(numbers)}"
-        yield InputError(source, expected=f"a column with the {what}", found=found, fix=fix)
+        faults.add(source, "missing", expected=f"a column with the {what}", found=found or "no column", fix=fix)
 
 
 def _numbers(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
