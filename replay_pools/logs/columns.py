@@ -75,24 +75,12 @@ PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
 VAGUE = ("answer", "text")
 PROMPT_NAMES = {name for target in PROMPTS for name in TARGETS[target]}
 TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
-# Columns that name the weights that sampled: parts of a group that they split have to be kept apart in any proportion.
-WEIGHTS = {
+# Columns of which several values are several policies, runs or files: single rollouts of them are kept apart, too, in
+# any proportion but for files.
+APART = {
     *("model", "model_name", "model_id", "model_path", "base_model", "policy", "policy_name", "policy_id"),
-    *(
-        "checkpoint",
-        "checkpoint_path",
-        "ckpt",
-        "ckpt_name",
-        "ckpt_path",
-        "adapter",
-        "adapter_name",
-        "lora",
-        "lora_name",
-    ),
-    *("run", "run_id", "run_name", "experiment", "experiment_name"),
-}
-# Columns of which several values are several policies, or several files: single rollouts of them are kept apart, too.
-APART = WEIGHTS | {
+    *("checkpoint", "checkpoint_path", "ckpt", "ckpt_name", "ckpt_path", "adapter", "adapter_name", "lora"),
+    *("lora_name", "run", "run_id", "run_name", "experiment", "experiment_name"),
     *("model_version", "policy_version", "weight_version", "step", "global_step", "_step", "update", "round"),
     *("training_iteration", "iteration", "iter", "epoch", FILE),
 }
@@ -208,32 +196,29 @@ def singular(name: str) -> str:
 class Column(NamedTuple):
     """Where the value of a target stands."""
 
+    target: str
     terms: tuple[tuple[str, float], ...]  # columns with their weights
     above: float | None = None  # a label is whether the value is above it
-    is_sum: bool = False  # of numbers, which may stand in texts; else texts are joined
-    has_unknown: bool = False  # -1 is no number of a label with a threshold, but unknown
 
     @property
     def name(self) -> str:
         """The columns, for errors."""
         return "+".join(name for name, _ in self.terms)
 
-    def is_unknown(self, number: float) -> bool:
-        """Return whether a number says that a label is not known."""
-        return self.has_unknown and number == UNKNOWN_LABEL
-
     def value(self, fields: Mapping[str, Any]) -> Any:
         """Return the one value, texts with an empty line between, or the weighted sum of the numbers."""
-        if len(self.terms) == 1 and self.terms[0][1] == 1:
-            value = look_up(fields, self.terms[0][0])
+        values = [(look_up(fields, name), weight) for name, weight in self.terms]
+        (value, weight), *others = values
+        if not others and weight == 1:
             number = None if self.above is None else number_of(value)
             if self.above is None or number is None:
                 return value
-            return None if self.is_unknown(number) else number > self.above
-        values = [(look_up(fields, name), weight) for name, weight in self.terms]
+            # -1 says that a label is not known, but is a reward, and above a threshold below it.
+            is_unknown = number == UNKNOWN_LABEL and self.target != SHARING and self.above >= 0
+            return None if is_unknown else number > self.above
         # NaN: this reward function had no say.
         known = [(value, weight) for value, weight in values if value is not None and value == value and value != ""]
-        if not self.is_sum and known and all(isinstance(value, str) for value, _ in known):
+        if self.target != "reward" and known and all(isinstance(value, str) for value, _ in known):
             return "\n\n".join(value for value, _ in known)
         numbers = [(number_of(value), weight) for value, weight in known]
         for (value, _), (number, _) in zip(known, numbers, strict=True):
@@ -295,7 +280,7 @@ def parse_column(target: str, text: str, scan: Scan) -> Column:
             where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
             raise unknown_name(where, name, columns_of([scan.row]), expected="a column of the log", fix=fix)
         terms.append((name, _number(number or "1", f"--map {target}={text}", "COLUMN*NUMBER")))
-    return Column(tuple(terms), above, target == "reward", target != SHARING and (above or 0.0) >= 0)
+    return Column(target, tuple(terms), above)
 
 
 def _number(text: str, where: str, expected: str) -> float:

@@ -390,17 +390,19 @@ def _damage_is_refused(path: Path, expected: str) -> Iterator[None]:
         raise InputError(path, expected=expected, found=found, fix="write or copy it again") from error
 
 
+def _numbered(table: Any, first: int = 0) -> Iterator[tuple[str, Any]]:
+    for number, row in enumerate(table.iter_rows(named=True), first):
+        yield f" row {number}", row
+
+
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     import polars  # only for those who read such files
 
     with open_file(path), _damage_is_refused(path, "a Parquet file"):
-        num_rows = polars.scan_parquet(path).select(polars.len()).collect().item()
-    for start in range(0, num_rows, BATCH_ROWS):
-        with _damage_is_refused(path, "a Parquet file"):
-            table = polars.scan_parquet(path).slice(start, BATCH_ROWS).collect()
-            table = table.cast({polars.selectors.decimal(): polars.Float64})
-        for number, row in enumerate(table.iter_rows(named=True), start):
-            yield f" row {number}", row
+        scan = polars.scan_parquet(path)
+        for start in range(0, scan.select(polars.len()).collect().item(), BATCH_ROWS):
+            table = scan.slice(start, BATCH_ROWS).collect()
+            yield from _numbered(table.cast({polars.selectors.decimal(): polars.Float64}), start)
 
 
 def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
@@ -409,9 +411,7 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
 
     with open_file(path) as file, _damage_is_refused(path, "an Arrow file"):
         is_file = file.read(6) == b"ARROW1"
-        table = polars.read_ipc(path) if is_file else polars.read_ipc_stream(path)
-    for number, row in enumerate(table.iter_rows(named=True)):
-        yield f" row {number}", row
+        yield from _numbered(polars.read_ipc(path) if is_file else polars.read_ipc_stream(path))
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:

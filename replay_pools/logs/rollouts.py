@@ -118,36 +118,19 @@ class Reader:
         Raises:
             SkipRow: the row is an evaluation.
         """
-        self._check_split(row.fields)
+        for name, words in self.evaluations.items():
+            if mark_of(name, row.fields.get(name)) in words and name not in self._used:
+                raise SkipRow(f"an evaluation next to training (`{name}`)")
         values, wrong = dict[str, Any](), set[str]()
         values["failure"] = self._failure(row.fields)
         for target, column in self.columns.items():
-            if target in KEYS:
-                names = [name for name, _ in column.terms]
-                parts = [self._key(row, name) for name in names]
-                is_missing = any(part is None or part != part for part in parts)  # NaN: of a table with a gap
-                values[target] = None if is_missing else tuple(map(str, parts))
-                if is_missing:
-                    wrong.add(target)
-                    self._refuse(row, target, InputError("", expected="a value", found="null"), faults)
-                continue
-            value = column.value(row.fields)
-            if target == "reward":
-                values["parts"] = tuple(number_of(look_up(row.fields, name)) for name, _ in column.terms)
-            if value is None or (isinstance(value, float) and math.isnan(value)):
-                continue
             try:
-                read = READERS[target](value)
+                self._read(row, column, values)
             except SkipRow as reason:
                 values["failure"] = values["failure"] or str(reason)
-                continue
             except InputError as error:
                 wrong.add(target)
                 self._refuse(row, target, error, faults)
-                continue
-            if target == "truncated" and (read["finish"] is None or values.get("finish") == "length"):
-                continue
-            values |= read if target in SPREAD else {target: read}
         if wrong & {*PROMPTS, *COMPLETIONS, "system"}:
             return values
         try:
@@ -156,21 +139,37 @@ class Reader:
         except SkipRow as reason:
             values["failure"] = values["failure"] or str(reason)
         except InputError as error:
-            target = str(error.where)
-            faults.note(error.at(f"{row.where} {target}"), target)
+            faults.note(error.at(f"{row.where} {error.where}"), error.where)
         if values["failure"] is None:
             self._check_needed(row, values, faults)
         return values
 
+    def _read(self, row: Row, column: Column, values: Fields) -> None:
+        """Add the fields of a target to `values`."""
+        target = column.target
+        if target in KEYS:
+            # The prompt of a row is known later.
+            others = {FILE: row.file, PROMPT: _PROMPT_KEY}
+            parts = [look_up(row.fields, name, others.get(name)) for name, _ in column.terms]
+            if any(part is None or part != part for part in parts):  # NaN: of a table with a gap
+                raise InputError("", expected="a value", found="null")
+            values[target] = tuple(map(str, parts))
+            return
+        value = column.value(row.fields)
+        if target == "reward":
+            values["parts"] = tuple(number_of(look_up(row.fields, name)) for name, _ in column.terms)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return
+        read = READERS[target](value)
+        if target == "truncated":
+            if read is not None and values.get("finish") != "length":
+                values["finish"] = "length" if read else "stop"
+        else:
+            values |= read if target in SPREAD else {target: read}
+
     @cached_property
     def _used(self) -> set[str]:
         return {name for column in self.columns.values() for name, _ in column.terms}
-
-    @staticmethod
-    def _key(row: Row, name: str) -> Any:
-        """Return a part of a key: the value of a column, else the file, or PROMPT for the prompt, known later."""
-        others = {FILE: row.file, PROMPT: _PROMPT_KEY}
-        return others[name] if name in others and name not in row.fields else look_up(row.fields, name)
 
     def _failure(self, row: Fields) -> str | None:
         """Return why a row is no rollout to train on; None if its columns do not say it."""
@@ -178,11 +177,6 @@ class Reader:
             if name in row and name not in self._used and is_failure(row[name]):
                 return f"`{name}` says that it is no rollout to train on; drop the column to keep it"
         return None
-
-    def _check_split(self, row: Fields) -> None:
-        for name, values in self.evaluations.items():
-            if mark_of(name, row.get(name)) in values and name not in self._used:
-                raise SkipRow(f"an evaluation next to training (`{name}`)")
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
         name, fix = self.columns[target].name, error.fix.replace("TARGET", target)
@@ -358,11 +352,10 @@ def as_rollouts(
             wrong.note(error, "line")
         if failure := values.get("failure"):
             skipped[failure] += 1
-            if wrong:
-                continue
         elif wrong:
             bad.append(row.where)
             of_bad.take(wrong)
+        if wrong:
             continue
         key = repr(row.fields)
         whole.update(key.encode(errors="replace"))

@@ -269,11 +269,6 @@ def answer_of(turns: Turns) -> Fields:
     return {"turns": turns}
 
 
-def _truncated(value: Any) -> Fields:
-    was_cut = _label(value)
-    return {"finish": None if was_cut is None else "length" if was_cut else "stop"}
-
-
 def _tools(value: Any) -> list[dict[str, Any]] | None:
     tools = opened(value)
     tools = [opened(tool) for tool in tools] if isinstance(tools, list) else tools
@@ -318,10 +313,10 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "fmt_ok": _label,
     "passed": _label,
     "finish": _finish,
-    "truncated": _truncated,
+    "truncated": _label,
     "hint": _label,
     "env": _name,
     "env_mode": _name,
     "step": _whole,
 }
-SPREAD = ("prompt", "completion", "truncated")
+SPREAD = ("prompt", "completion")
