@@ -188,6 +188,11 @@ def number_of(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
+def truth_of(value: Any) -> bool | None:
+    """Return whether a value is a word, a number or a truth for yes, or one for no; None for anything else."""
+    return TRUTHS.get(str(value).strip().lower())
+
+
 def singular(name: str) -> str:
     """Return the name of one value of a list, if a target has it: `completion` for `completions`."""
     return name[:-1] if name.endswith("s") and name[:-1] in NAMES and name not in NAMES else name

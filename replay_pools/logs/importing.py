@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from replay_pools.vocabulary import Vocabulary
 
 OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
+SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 MODELS = ("model", "model_name", "checkpoint", "ckpt")  # columns that name the weights
 
 
@@ -208,14 +209,16 @@ def _reader(mapping: Mapping[str, str], guessed: Set[str], scan: Scan, used: set
         except InputError as error:
             if scan.num_rows:  # else the file has a fault that says more
                 faults.note(error, ("column", target))
-    free = {name for name in scan.values if name not in used} | {mapping.get("env"), mapping.get("env_mode")}
+    values = {name: values for name, values in scan.values.items() if name not in used}
+    free = {*values, mapping.get("env"), mapping.get("env_mode")}
     half, few = max(2, scan.num_rows // 2), Scan.MOST_VALUES
     marks = tuple(
         name
         for name, values in scan.values.items()
         if name in free and 2 <= len(values) <= (half if name.rpartition(".")[2] in SOURCES else min(half, few))
     )
-    return Reader(columns, frozenset(guessed), marks, evaluations_of(scan.values))
+    failures = {name: fails for name, fails in STATUS.items() if name not in used}
+    return Reader(columns, guessed, marks, failures, evaluations_of(values))
 
 
 def _raise(faults: Faults, kind: Format, source: str, *, is_recognised: bool) -> None:
@@ -319,12 +322,13 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
     from replay_pools.vocabulary import load_vocabulary
 
     vocabulary = load_vocabulary(model, template)
+    facts = [one for group in log.groups for one in group]
     tokeniser = Tokeniser(
         vocabulary=vocabulary,
         endings=endings_of(vocabulary),
         limit=limit,
-        cuts_echo=_is_echoed(log),
-        thinks=sum(one.thinks for group in log.groups for one in group) * 2 > sum(map(len, log.groups)),
+        cuts_echo=_is_echoed(facts),
+        thinks=sum(one.thinks for one in facts) * 2 > len(facts),
     )
     writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
     faults, skipped = Faults(), Counter[str]()
@@ -349,7 +353,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
                 values.add(getattr(rollout, name))
     faults.check(log.rows.source)
     lost = [f"{reason} ({count} rows)" for reason, count in skipped.items()]
-    if skipped.total() == sum(map(len, log.groups)):
+    if skipped.total() == len(facts):
         fix = "use the model that sampled them, or log completion_ids"
         raise InputError(log.rows.source, expected=f"turns as {model} writes them", found="; ".join(lost), fix=fix)
     notes = [f"{CAUTION}left out: {reason}" for reason in lost]
@@ -358,10 +362,10 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
     return writer.finish()
 
 
-def _is_echoed(log: CheckedLog) -> bool:
-    """Return whether all completions begin with their prompts, and not by chance."""
-    echoes = {one.echoes for group in log.groups for one in group}
-    return max(echoes) == 2 and 0 not in echoes
+def _is_echoed(facts: Sequence[Facts]) -> bool:
+    """Return whether all completions begin with their prompts, and not by chance: some by a long one, or by its ids."""
+    echoes = [(one.echo, one.answer_key is None) for one in facts if one.echo is not None]
+    return len(echoes) == len(facts) and any(echo >= SHORTEST_ECHO or is_ids for echo, is_ids in echoes)
 
 
 def _rollouts_by_group(
@@ -399,7 +403,7 @@ def _rollouts_by_group(
 
 def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | None, about: Fields) -> Rollout:
     """Return the rollout of a row."""
-    prompt, text, completion = tokeniser.tokenise(row, one.prompt_key)
+    prompt, text, completion = tokeniser.tokenise(row, one)
     rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
     if row.passed is None and least is not None:
         rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"

@@ -7,13 +7,11 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
-from replay_pools.base.tables import TRUTHS
 from replay_pools.base.terminal import report
 from replay_pools.logs.columns import (
     COMPLETIONS,
@@ -26,6 +24,7 @@ from replay_pools.logs.columns import (
     look_up,
     mark_of,
     number_of,
+    truth_of,
 )
 from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
 from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, is_plain
@@ -33,7 +32,6 @@ from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
 NEEDED = {"prompt": PROMPTS, "completion": (*COMPLETIONS, "turns")}  # every rollout has one of these fields
-SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 THINKS = "<think>"  # begins the reasoning of most models that reason
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
 LISTED_COLUMNS = 20
@@ -58,7 +56,7 @@ class Facts:
     answer_key: int | None = None  # the same of the completion's text
     row_key: int = 0  # the same of the whole row
     is_left_out: bool = False  # it failed: its group was compared with it, and goes on without it
-    echoes: int = 0  # 1: the completion begins with the prompt; 2: with one that is too long for chance
+    echo: int | None = None  # characters or ids of the prompt, if the completion begins with it
     thinks: bool = False  # the completion begins with reasoning
     reward: float | None = None
     parts: tuple[float | None, ...] = ()  # the reward is the weighted sum of these columns
@@ -98,17 +96,21 @@ class Logged:
     env: str | None = None
     env_mode: str | None = None
 
+    def refused(self, target: str, expected: str, found: str, fix: str = "") -> InputError:
+        """Return the error of a value that others contradict."""
+        return InputError(f"{self.where} {target}", expected=expected, found=found, fix=fix)
+
 
 @dataclass(frozen=True)
 class Reader:
     """Reads the rows of one log."""
 
     columns: Mapping[str, Column]
-    guessed: frozenset[str]  # targets with a guessed column
-    marks: tuple[str, ...] = ()  # columns that are not used, of few values
-    evaluations: Mapping[str, set[Any]] = field(
-        default_factory=dict
-    )  # {column: its values of rows that are no training}
+    guessed: Set[str]  # targets with a guessed column
+    # Of columns that are not used:
+    marks: Sequence[str]  # those of few values
+    failures: Mapping[str, Callable[[Any], bool]]  # rows of STATUS
+    evaluations: Mapping[str, Set[Any]]  # {column: its values in rows that are no training}
 
     def read(self, row: Row, faults: Faults) -> Fields:
         """Return the fields of a row, with `failure` if it holds no rollout to train on: why, in a sentence.
@@ -119,10 +121,12 @@ class Reader:
             SkipRow: the row is an evaluation.
         """
         for name, words in self.evaluations.items():
-            if mark_of(name, row.fields.get(name)) in words and name not in self._used:
+            if mark_of(name, row.fields.get(name)) in words:
                 raise SkipRow(f"an evaluation next to training (`{name}`)")
-        values, wrong = dict[str, Any](), set[str]()
-        values["failure"] = self._failure(row.fields)
+        values: Fields = {"failure": None}
+        wrong = set[str]()
+        if failed := [name for name, fails in self.failures.items() if name in row.fields and fails(row.fields[name])]:
+            values["failure"] = f"`{failed[0]}` says that it is no rollout to train on; drop the column to keep it"
         for target, column in self.columns.items():
             try:
                 self._read(row, column, values)
@@ -167,17 +171,6 @@ class Reader:
         else:
             values |= read if target in SPREAD else {target: read}
 
-    @cached_property
-    def _used(self) -> set[str]:
-        return {name for column in self.columns.values() for name, _ in column.terms}
-
-    def _failure(self, row: Fields) -> str | None:
-        """Return why a row is no rollout to train on; None if its columns do not say it."""
-        for name, is_failure in STATUS.items():
-            if name in row and name not in self._used and is_failure(row[name]):
-                return f"`{name}` says that it is no rollout to train on; drop the column to keep it"
-        return None
-
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
         name, fix = self.columns[target].name, error.fix.replace("TARGET", target)
         fix = fix.replace("COLUMN", name) if "COLUMN." in fix or "COLUMN>" in fix else fix
@@ -219,30 +212,16 @@ _FACTS = ("reward", "parts", "advantage", "hacked", "gt_pass", "step", "problem"
 
 def _is_message(value: Any) -> bool:
     word = value.strip().lower() if isinstance(value, str) else ""
-    is_text = word not in ("", "none", "null", "nan") and not _is_false(word)
+    is_text = word not in ("", "none", "null", "nan") and truth_of(word) is not False
     return is_text or value is True or (isinstance(value, dict | list) and bool(value))
-
-
-def _is_true(value: Any) -> bool:
-    return TRUTHS.get(str(value).lower()) is True
-
-
-def _is_false(value: Any) -> bool:
-    return TRUTHS.get(str(value).lower()) is False
 
 
 # {a column: whether its value says that the row is no rollout to train on}
 STATUS: dict[str, Callable[[Any], bool]] = {
-    "error": _is_message,
-    "errors": _is_message,
-    "exception": _is_message,
+    **dict.fromkeys(("error", "errors", "exception"), _is_message),
     "status": lambda value: isinstance(value, str) and value.lower().rpartition(".")[2] in FAILURES,
-    "mask_sample": _is_true,
-    "remove_sample": _is_true,
-    "aborted": _is_true,
-    "trainable": _is_false,
-    "sample_mask": _is_false,
-    "sample_loss_mask": _is_false,
+    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
+    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
 }
 
 
@@ -392,14 +371,13 @@ def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Fac
     for name in ("parts", *KEYS):  # that rows of one group share
         if name in kept:
             kept[name] = shared.setdefault(kept[name], kept[name])
-    echo = echo_of(values)
     return Facts(
         number=number,
         file=shared.setdefault(row.file, row.file),
         where=row.where,
         prompt_key=prompt_key,
         answer_key=None if text is None and turns is None else _digest(text or turns),
-        echoes=0 if echo is None else 1 + (echo >= SHORTEST_ECHO or text is None),
+        echo=_echo(values),
         thinks=text is not None and text.lstrip().startswith(THINKS),
         **kept,
     )
@@ -409,8 +387,7 @@ def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode(errors="replace")).digest()[:8])
 
 
-def echo_of(values: Mapping[str, Any]) -> int | None:
-    """Return how long the prompt is with which a completion begins, in characters or ids; None without one."""
+def _echo(values: Fields) -> int | None:
     prompt, ids = values.get("prompt_ids"), values.get("completion_ids")
     if ids:
         return len(prompt) if prompt and ids[: len(prompt)] == prompt else None
@@ -444,8 +421,8 @@ def evaluations_of(values: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
         if evaluations < words:
             found[name] = evaluations
     for name, is_evaluation in IS_EVALUATION.items():
-        if {_is_true(value) for value in values.get(name, ())} == {True, False}:
-            found[name] = {value for value in values[name] if _is_true(value) == is_evaluation}
+        if {truth_of(value) is True for value in values.get(name, ())} == {True, False}:
+            found[name] = {value for value in values[name] if (truth_of(value) is True) == is_evaluation}
     return {name: evaluations for name, evaluations in found.items() if evaluations}
 
 

@@ -7,13 +7,13 @@ and it lacks the end of the turn. So the share of texts that ids give back is co
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.logs.files import SkipRow, described
 from replay_pools.logs.padding import Endings, cut_left, cut_padding
-from replay_pools.logs.rollouts import Logged, echo_of
+from replay_pools.logs.rollouts import Facts, Logged
 from replay_pools.logs.values import Turns, is_plain, plain_chat
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
@@ -55,32 +55,28 @@ class Tokeniser:
         """The chat of the vocabulary."""
         return self.vocabulary.chat
 
-    def tokenise(self, row: Logged, prompt_key: int) -> tuple[Prompt, str | list[str], Completion]:
+    def tokenise(self, row: Logged, facts: Facts) -> tuple[Prompt, str | list[str], Completion]:
         """Return (prompt, text of the completion or of each of its turns, completion) of a row.
 
         Raises:
             InputError: ids, lengths or texts that contradict the tokenizer or each other.
             SkipRow: turns that the chat template cannot place.
         """
-        if self.cuts_echo:
-            row = self._without_echo(row)
+        if self.cuts_echo and facts.echo is not None:
+            row = self._without_echo(row, facts.echo)
         if row.completion_ids is None and row.turns is not None:
             return self._rendered_turns(row)
-        prompt = self._prompt(row, prompt_key)
+        prompt = self._prompt(row, facts.prompt_key)
         text, completion = self._logged(row) if row.completion_ids else self._retokenised(row)
         if not completion.ids:
-            raise InputError(f"{row.where} completion", expected="at least one token", found="none")
+            raise row.refused("completion", "at least one token", "none")
         return prompt, text, completion
 
     def _count(self, *sentences: tuple[bool, str]) -> None:
         self.counts.update(sentence for holds, sentence in sentences if holds)
 
-    def _without_echo(self, row: Logged) -> Logged:
-        from dataclasses import replace
-
-        length = echo_of({name: getattr(row, name) for name in _ECHO})
-        if length is None:
-            return row
+    def _without_echo(self, row: Logged, length: int) -> Logged:
+        """Return the row without the prompt at the beginning of its completion."""
         text, ids = (row.completion or "")[length:], (row.completion_ids or [])[length:]
         if not (text if row.completion_ids is None else ids):
             raise SkipRow("no answer behind the prompt")
@@ -104,9 +100,8 @@ class Tokeniser:
             fix = "use the model that sampled it"
             if row.prompt_ids is None and row.rendered is None:
                 fix += ", or --map rendered=COLUMN where the text was all of the prompt"
-            expected, found = f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer"
             fix += "; --map plen=none leaves the number out"
-            raise InputError(f"{row.where} prompt", expected=expected, found=found, fix=fix)
+            raise row.refused("prompt", f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer", fix)
         return prompt
 
     def _make_prompt(self, row: Logged) -> tuple[Prompt, bool]:
@@ -148,9 +143,11 @@ class Tokeniser:
         tokenizer = self.chat.tokenizer
         markers, template = {*MARKERS.findall(text)}, str(tokenizer.chat_template)
         if markers and not any(marker in template or len(self._encode(marker)) == 1 for marker in markers):
-            expected, found = f"the chat markup of {self.chat.base_model}", f"{', '.join(sorted(markers))}: no tokens"
-            fix = "use the model that sampled it, or log the messages"
-            raise InputError(f"{row.where} {target}", expected=expected, found=found, fix=fix)
+            expected, fix = (
+                f"the chat markup of {self.chat.base_model}",
+                "use the model that sampled it, or log the messages",
+            )
+            raise row.refused(target, expected, f"{', '.join(sorted(markers))}: no tokens", fix)
 
     def _count_prompt(self, row: Logged, prompt: Prompt, is_unlike: bool) -> None:
         has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
@@ -171,9 +168,8 @@ class Tokeniser:
         if row.plen is None:
             return cut_left(ids, self.endings)
         start = max(0, len(ids) - row.plen)
-        if len(set(ids[:start])) > 1:
-            expected, found = "padding before the last plen ids", f"{len(set(ids[:start]))} different ids"
-            raise InputError(f"{row.where} prompt_ids", expected=expected, found=found)
+        if (num := len({*ids[:start]})) > 1:
+            raise row.refused("prompt_ids", "padding before the last plen ids", f"{num} different ids")
         return ids[start:]
 
     def _restored(self, row: Logged, skipped: str) -> Prompt:
@@ -186,7 +182,7 @@ class Tokeniser:
                     return Prompt(messages, text, ids)
         expected = f"a prompt that the template of {self.chat.base_model} gives back"
         fix = "log the messages or the ids of the prompt, or use the model that sampled it"
-        raise InputError(f"{row.where} prompt", expected=expected, found=described(skipped), fix=fix)
+        raise row.refused("prompt", expected, described(skipped), fix)
 
     def _encode(self, text: str) -> list[int]:
         return self.chat.tokenizer.encode(text, add_special_tokens=False)
@@ -239,13 +235,13 @@ class Tokeniser:
         if len(cut) > 1 or (row.comp_len or 0) > len(stored):
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
             found, fix = f"{len(stored)}; {len(ids)} of them are kept", "--map comp_len=none leaves the number out"
-            raise InputError(f"{row.where} comp_len", expected=expected, found=found, fix=fix)
+            raise row.refused("comp_len", expected, found, fix)
         if cut:
             self._count((True, f"right padding (id {stored[-1]}) was cut"))
         finish = row.finish or self._finish(ids, is_cut=bool(cut))
         if row.logprobs and len(row.logprobs) not in (len(ids), len(stored)):
             found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
-            raise InputError(f"{row.where} logprobs", expected="one an id", found=found, fix=fix)
+            raise row.refused("logprobs", "one an id", found, fix)
         logprobs = row.logprobs and row.logprobs[: len(ids)]
         text = row.completion
         if text is None:
@@ -314,4 +310,3 @@ def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
-_ECHO = ("messages", "rendered", "prompt_ids", "completion", "completion_ids")
