@@ -373,11 +373,18 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
         if target == "completion" and _hold_answers(first, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
         if target == "prompt" and (pair := _in_two_parts(scan, free)):
-            guessed[target] = _both(pair, settled)
+            if target not in settled:  # only the user knows how the trainer joined them
+                fix = f"--map prompt={'+'.join(pair)} joins them by an empty line; --map prompt=COLUMN takes one"
+                found = f"`{pair[0]}` and `{pair[1]}`"
+                raise InputError("prompt", expected="one column of the prompt", found=found, fix=fix)
+            guessed[target] = NO_COLUMN
             free = []
-        if target == "reasoning" and "reasoning" in first and target not in settled and "completion_ids" not in guessed:
-            _ask_of_reasoning(scan)
-        if target not in settled and free:
+        is_needed = target not in settled
+        if target == "reasoning" and is_needed and "completion_ids" not in guessed and _is_text(scan, target):
+            # The policy or a judge may have written it.
+            fix = "--map reasoning=reasoning where the policy sampled it before the completion, else reasoning=none"
+            raise InputError(target, expected="to know who wrote `reasoning`", found="no column that says it", fix=fix)
+        if is_needed and free:
             guessed[target] = free[0]
             taken.add(free[0])
     name = guessed.get("prompt")
@@ -406,23 +413,6 @@ def _in_two_parts(scan: Scan, free: list[str]) -> tuple[str, str] | None:
     if free and _is_text(scan, "context") and str(scan.first["context"]) not in str(scan.first[free[0]]):
         return free[0], "context"
     return None
-
-
-def _both(pair: tuple[str, str], settled: set[str]) -> str:
-    """Refuse a prompt in two columns: only the user knows how the trainer joined them."""
-    if "prompt" in settled:
-        return NO_COLUMN
-    expected, found = "one column of the prompt", f"`{pair[0]}` and `{pair[1]}`"
-    fix = f"--map prompt={'+'.join(pair)} joins them by an empty line; --map prompt=COLUMN takes one"
-    raise InputError("prompt", expected=expected, found=found, fix=fix)
-
-
-def _ask_of_reasoning(scan: Scan) -> None:
-    """Refuse a column that the policy or a judge may have written."""
-    if _is_text(scan, "reasoning"):
-        expected, found = "to know who wrote `reasoning`", "no column that says it"
-        fix = "--map reasoning=reasoning where the policy sampled it before the completion, else --map reasoning=none"
-        raise InputError("reasoning", expected=expected, found=found, fix=fix)
 
 
 def _hold_answers(first: Mapping[str, Any], mapping: Mapping[str, str]) -> bool:

@@ -21,10 +21,6 @@ BLOCK = "row of the log"  # the column that says which rollouts one row held
 Settled = tuple[dict[str, str], list[str]]  # {target: column}, notes
 
 
-def _nothing(_scan: Scan) -> Settled:
-    return {}, []
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """A kind of log."""
@@ -36,7 +32,7 @@ class Format:
     notes: tuple[str, ...] = ()
     unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
     leave_out: Callable[[Iterable[Row]], Iterator[Row]] | None = None  # of the rows in their order
-    settle: Callable[[Scan], Settled] = _nothing  # what only the columns of the whole log say
+    settle: Callable[[Scan], Settled] = lambda scan: ({}, [])  # what only the columns of the whole log say
     cannot_know: str  # one sentence
 
 
@@ -44,20 +40,17 @@ def recognise(rows: Rows, name: str | None) -> Format:
     """Return the format of that name, or the first that recognises the first row that can be read.
 
     Raises:
-        InputError: no format has the name; or a pool of ours that lost its manifest.
+        InputError: no format has the name.
     """
     first = next((row for row in rows if row.error is None), None)
     if name is not None:
-        found = [row for row in FORMATS if row.name == name]
-        if not found:
-            names, fix = [row.name for row in FORMATS], "leave it out to recognise one"
-            raise unknown_name(f"--format {name}", name, names, expected="a format", fix=fix)
-        return found[0]
+        known = {row.name: row for row in FORMATS}
+        if name not in known:
+            fix = "leave it out to recognise one"
+            raise unknown_name(f"--format {name}", name, known, expected="a format", fix=fix)
+        return known[name]
     if first is None:
         return FORMATS[-1]
-    if {"grade", "completion_ids", "comp_len"} <= first.fields.keys():
-        fix = "generate it again, or copy it with its manifest.json"
-        raise InputError(rows.source, expected="a log", found="a pool without manifest", fix=fix)
     return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
 
 
