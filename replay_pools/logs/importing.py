@@ -18,12 +18,11 @@ from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import locked
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
-from replay_pools.logs.advantages import check_reward
+from replay_pools.logs.advantages import rewarded
 from replay_pools.logs.columns import (
     EVERY,
     FILE,
     NO_COLUMN,
-    PAID,
     PROMPT,
     PROMPTS,
     SOURCES,
@@ -53,7 +52,6 @@ from replay_pools.logs.groups import (
     group_rollouts,
     name_problems,
     without_failures,
-    without_unrewarded,
 )
 from replay_pools.logs.padding import endings_of
 from replay_pools.logs.rollouts import (
@@ -159,7 +157,7 @@ def check_log(
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
         check_comparable(groups, facts, reader.marks, chosen, _prompt_of(chosen, scan), rows.source)
     notes += [*said, *more, *_source_notes(facts, scan, kind)]
-    chosen, groups, scale, more = _rewarded(groups, chosen, reader, given, rows.source)
+    chosen, groups, scale, more = rewarded(groups, chosen, reader.columns, given, rows.source)
     groups, alone = without_failures(groups)
     more += alone
     rewards = [one.reward for group in groups for one in group if one.reward is not None]
@@ -244,34 +242,6 @@ def _source_notes(facts: Sequence[Facts], scan: Scan, kind: Format) -> list[str]
     return notes
 
 
-def _rewarded(
-    groups: list[Group], mapping: dict[str, str], reader: Reader, given: Mapping[str, str], source: str
-) -> tuple[dict[str, str], list[Group], str | None, list[str]]:
-    """Return (mapping, groups, what the loss divided by, notes) with the reward that the advantages show."""
-    groups, notes = without_unrewarded(groups, source)
-    terms = reader.columns["reward"].terms
-    scale, is_guessed = None, "reward" not in given
-    if "advantage" in mapping:
-        may_be_paid = [one.name for target, one in reader.columns.items() if target in PAID and target not in given]
-        weights, scale, more = check_reward(
-            groups, terms, is_guessed=is_guessed, may_be_paid=may_be_paid if is_guessed else (), source=source
-        )
-        notes += more
-        if weights != [weight for _, weight in terms]:
-            mapping = mapping | {
-                "reward": "+".join(name for (name, _), weight in zip(terms, weights, strict=True) if weight)
-            }
-            for one in (one for group in groups for one in group):
-                parts = zip(one.parts, weights, strict=True)
-                one.reward = sum(part * weight for part, weight in parts if part is not None and weight)
-    if is_guessed and len(terms) > 1 and scale is None:
-        names = [name for name, _ in terms]
-        weighted = "+".join(f"{name}*WEIGHT" for name in names)
-        said = f"reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing else"
-        notes.append(LabelNote(f"{CAUTION}{said} (--map reward=COLUMN, or {weighted})"))
-    return mapping, groups, scale, notes
-
-
 def import_log(
     log: CheckedLog, *, name: str, out: Path, model: str, template: Template = "chat", limit: int | None = None
 ) -> Pool:
@@ -297,8 +267,12 @@ def import_log(
         try:
             pool = _write(log, partial, model, template, limit)
             if (directory / "manifest.json").exists():
-                _check_same(open_pool(directory), pool)
-                return open_pool(directory)
+                stored = open_pool(directory)
+                if stored.manifest != pool.manifest:
+                    fix = "choose another --name, or delete this pool to start anew"
+                    expected = "the pool of this log and --map"
+                    raise InputError(directory, expected=expected, found="another one", fix=fix)
+                return stored
             if directory.exists() and any(directory.iterdir()):
                 raise InputError(
                     directory, expected="no folder of that name", found="other files", fix="use another --name"
@@ -309,12 +283,6 @@ def import_log(
             return open_pool(directory)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def _check_same(stored: Pool, new: Pool) -> None:
-    if stored.manifest != new.manifest:
-        fix = "choose another --name, or delete this pool to start anew"
-        raise InputError(stored.path, expected="the pool of this log and --map", found="another one", fix=fix)
 
 
 def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
