@@ -347,7 +347,9 @@ def locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Outside the folder, so that a refused or missing folder stays untouched.
     file = path.parent / f".{path.name}.lock"
-    owner = _owner(file)
+    owner = ""
+    with suppress(OSError, UnicodeDecodeError):
+        owner = file.read_text()[:500]
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
@@ -362,10 +364,3 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         file.unlink(missing_ok=True)  # while it is held: who waits for it then makes a new one
         lock.release()
-
-
-def _owner(file: Path) -> str:
-    """Return what the holder of a lock wrote of itself; '' where there is none."""
-    with suppress(OSError, UnicodeDecodeError):
-        return file.read_text()[:500]
-    return ""

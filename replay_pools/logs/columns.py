@@ -157,15 +157,16 @@ def look_up(fields: Mapping[str, Any], name: str, default: Any = None) -> Any:
             value = value.get(part, default)
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
-        elif isinstance(value, list) and part in ("sum", "last") and _are_numbers(value):
+        elif (
+            isinstance(value, list)
+            and part in ("sum", "last")
+            and value
+            and all(isinstance(each, int | float) for each in value)
+        ):
             value = math.fsum(value) if part == "sum" else value[-1]
         else:
             return default
     return value
-
-
-def _are_numbers(values: list[Any]) -> bool:
-    return bool(values) and all(isinstance(value, int | float) for value in values)
 
 
 def opened(value: Any) -> Any:

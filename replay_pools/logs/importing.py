@@ -155,7 +155,9 @@ def check_log(
     chosen, groups, more = group_rollouts(facts, chosen, unsure, faults)
     _raise(faults, kind, rows.source, is_recognised=format_name is None)
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
-        check_comparable(groups, facts, reader.marks, chosen, _prompt_of(chosen, scan), rows.source)
+        columns = [chosen[target] for target in PROMPTS if target in chosen]
+        base = PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
+        check_comparable(groups, facts, reader.marks, chosen, base, rows.source)
     notes += [*said, *more, *_source_notes(facts, scan, kind)]
     chosen, groups, scale, more = rewarded(groups, chosen, reader.columns, given, rows.source)
     groups, alone = without_failures(groups)
@@ -177,12 +179,6 @@ def check_log(
         scale_rewards=scale,
         notes=[*notes, *more, *group_cautions(groups)],
     )
-
-
-def _prompt_of(mapping: Mapping[str, str], scan: Scan) -> str:
-    """Return what the prompts of a group are called in `--map group`."""
-    columns = [mapping[target] for target in PROMPTS if target in mapping]
-    return PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
 
 
 def _scanned(rows: Rows) -> Scan:
@@ -295,7 +291,9 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
         vocabulary=vocabulary,
         endings=endings_of(vocabulary),
         limit=limit,
-        cuts_echo=_is_echoed(facts),
+        # All begin with their prompts, and not by chance: some by a long one, or by its ids.
+        cuts_echo=all(one.echo is not None for one in facts)
+        and any((one.echo or 0) >= SHORTEST_ECHO or one.answer_key is None for one in facts),
         thinks=sum(one.thinks for one in facts) * 2 > len(facts),
     )
     writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
@@ -328,12 +326,6 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
     writer.header |= {"prompt_tail": tail or "", "plan": {name: sorted(plan[name]) for name in plan}}
     writer.header |= _tokens_header(log, tokeniser, notes)
     return writer.finish()
-
-
-def _is_echoed(facts: Sequence[Facts]) -> bool:
-    """Return whether all completions begin with their prompts, and not by chance: some by a long one, or by its ids."""
-    echoes = [(one.echo, one.answer_key is None) for one in facts if one.echo is not None]
-    return len(echoes) == len(facts) and any(echo >= SHORTEST_ECHO or is_ids for echo, is_ids in echoes)
 
 
 def _rollouts_by_group(

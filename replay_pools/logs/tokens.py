@@ -95,10 +95,21 @@ class Tokeniser:
         if self.last.get("key") != (key, head):
             self.last.update(key=(key, head), made=self._make_prompt(row))
         prompt, is_unlike = self.last["made"]
-        self._count_prompt(row, prompt, is_unlike)
+        has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
+        agrees = " and agree with plen" if row.plen else ""
+        is_one = row.messages is None and prompt.messages[0]["content"] == prompt.text
+        self._count(
+            (len(row.prompt_ids or []) > len(prompt.ids), "left padding of the prompt was cut"),
+            (has_ids and not has_text, "the text of the prompt was decoded from its ids"),
+            (is_unlike, f"{CAUTION}{UNLIKE}"),
+            (has_text and not has_ids, f"prompt_ids were made by the tokenizer{agrees}"),
+            (not (has_ids or has_text or is_skipped), RENDERED.format("with" if self.thinks else "without")),
+            (is_skipped, "the prompt was restored from its role words, and its rendering decodes to the logged text"),
+            (is_one, "messages are not known: the rendered prompt stands for one message"),
+        )
         if row.plen is not None and row.plen != len(prompt.ids):
             fix = "use the model that sampled it"
-            if row.prompt_ids is None and row.rendered is None:
+            if not has_ids and not has_text:
                 fix += ", or --map rendered=COLUMN where the text was all of the prompt"
             fix += "; --map plen=none leaves the number out"
             raise row.refused("prompt", f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer", fix)
@@ -148,20 +159,6 @@ class Tokeniser:
                 "use the model that sampled it, or log the messages",
             )
             raise row.refused(target, expected, f"{', '.join(sorted(markers))}: no tokens", fix)
-
-    def _count_prompt(self, row: Logged, prompt: Prompt, is_unlike: bool) -> None:
-        has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
-        agrees = " and agree with plen" if row.plen else ""
-        is_one = row.messages is None and prompt.messages[0]["content"] == prompt.text
-        self._count(
-            (len(row.prompt_ids or []) > len(prompt.ids), "left padding of the prompt was cut"),
-            (has_ids and not has_text, "the text of the prompt was decoded from its ids"),
-            (is_unlike, f"{CAUTION}{UNLIKE}"),
-            (has_text and not has_ids, f"prompt_ids were made by the tokenizer{agrees}"),
-            (not (has_ids or has_text or is_skipped), RENDERED.format("with" if self.thinks else "without")),
-            (is_skipped, "the prompt was restored from its role words, and its rendering decodes to the logged text"),
-            (is_one, "messages are not known: the rendered prompt stands for one message"),
-        )
 
     def _without_left_padding(self, row: Logged) -> list[int]:
         ids = row.prompt_ids or []
@@ -224,11 +221,12 @@ class Tokeniser:
         )
 
     def _logged(self, row: Logged) -> tuple[str | list[str], Completion]:
-        """Return text and completion of logged ids, without padding; anything else is content, and is not cut."""
-        stored = row.completion_ids or []
-        if row.mask is not None and not all(row.mask):
-            return self._masked(row, stored, row.mask)
-        ids = stored
+        """Return text and completion of logged ids, without padding; anything else is content, and is not cut.
+
+        Ids with a mask have no padding; they have the text of each turn.
+        """
+        ids = stored = row.completion_ids or []
+        mask = row.mask if row.mask and not all(row.mask) else None
         if row.mask is None:
             ids = cut_padding(stored, row.comp_len, self.endings, was_cut_off=row.finish == "length")
         cut = {*stored[len(ids) :]}
@@ -236,31 +234,24 @@ class Tokeniser:
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
             found, fix = f"{len(stored)}; {len(ids)} of them are kept", "--map comp_len=none leaves the number out"
             raise row.refused("comp_len", expected, found, fix)
-        if cut:
-            self._count((True, f"right padding (id {stored[-1]}) was cut"))
-        finish = row.finish or self._finish(ids, is_cut=bool(cut))
         if row.logprobs and len(row.logprobs) not in (len(ids), len(stored)):
             found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
             raise row.refused("logprobs", "one an id", found, fix)
-        logprobs = row.logprobs and row.logprobs[: len(ids)]
-        text = row.completion
-        if text is None:
-            self._count((True, "the text of the completion was decoded from its ids"))
+        # It stopped if it was padded, or if its last id ends a turn.
+        finish = row.finish or ("stop" if cut or {*ids[-1:]} & self.endings.turn_ends else "length")
+        text: str | list[str] | None = row.completion
+        self._count(
+            (mask is not None, "ids that the mask leaves out are not sampled: they have no loss"),
+            (bool(cut), f"right padding (id {stored[-1]}) was cut"),
+            (row.finish is None, f"finish_reason was inferred from the last id: {finish}"),
+            (mask is None and text is None, "the text of the completion was decoded from its ids"),
+        )
+        if mask is not None:
+            text = self.chat.decode_turns(ids, mask)
+        elif text is None:
             text = self.vocabulary.decode(ids)
-        return text, Completion(ids=ids, logprobs=logprobs or None, finish_reason=finish)
-
-    def _masked(self, row: Logged, ids: list[int], mask: list[bool]) -> tuple[list[str], Completion]:
-        """Return texts and completion of several turns."""
-        self._count((True, "ids that the mask leaves out are not sampled: they have no loss"))
-        finish = row.finish or self._finish(ids, is_cut=False)
-        texts = self.chat.decode_turns(ids, mask)
-        return texts, Completion(ids=ids, logprobs=row.logprobs, finish_reason=finish, mask=mask)
-
-    def _finish(self, ids: list[int], *, is_cut: bool) -> FinishReason:
-        """Return why a completion ended: it stopped if it was padded, or its last id ends a turn."""
-        finish: FinishReason = "stop" if is_cut or {*ids[-1:]} & self.endings.turn_ends else "length"
-        self._count((True, f"finish_reason was inferred from the last id: {finish}"))
-        return finish
+        logprobs = (row.logprobs or [])[: len(ids)] or None
+        return text, Completion(ids=ids, logprobs=logprobs, finish_reason=finish, mask=mask)
 
     def _retokenised(self, row: Logged) -> tuple[str, Completion]:
         """Return text and ids of a text, with an end of turn where the completion stopped and the text has none."""
@@ -282,7 +273,12 @@ class Tokeniser:
             end = self.chat.turn_end
             ids = [*ids, end]
             self._count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
-        self._check_lengths(row, len(encoded))
+        length = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
+        is_unlike = bool(length) and length not in (len(encoded), len(encoded) + 1)  # with the end of the turn
+        self._count(
+            (is_unlike, f"{CAUTION}{UNLIKE_LENGTH}"),
+            (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
+        )
         decoded = back = self.vocabulary.decode(ids)
         special = {token for token, what in self.chat.tokenizer.added_tokens_decoder.items() if what.special}
         if special & {*encoded}:
@@ -290,14 +286,6 @@ class Tokeniser:
         self.counts[RETOKENISED] += 1
         self.counts[ROUND_TRIPS] += back == text
         return decoded, Completion(ids=ids, logprobs=None, finish_reason=finish)
-
-    def _check_lengths(self, row: Logged, length: int) -> None:
-        """Count logged lengths of a text that are not the number of its ids, with or without the end of the turn."""
-        logged = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
-        self._count(
-            (bool(logged) and logged not in (length, length + 1), f"{CAUTION}{UNLIKE_LENGTH}"),
-            (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
-        )
 
 
 def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

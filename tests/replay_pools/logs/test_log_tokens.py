@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from log_rows import Rows, lines, passes, row
+from log_rows import lines, passes, row
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -31,7 +31,7 @@ def padded(group: Sequence[Rollout]) -> list[list[int]]:
     return [rollout.completion_ids + [PAD] * (width - rollout.comp_len) for rollout in group]
 
 
-def test_a_conversation_beside_the_ids_of_its_answer(tmp_path: Path, teacher, imported) -> None:
+def test_a_conversation_beside_the_ids_of_its_answer(teacher, imported) -> None:
     """The answer is its last turn there too, and does not stay in the prompt."""
     rows = [
         {"messages": [*r.messages, answer(r.completion)], "completion_ids": r.completion_ids, "reward": r.reward}
@@ -67,7 +67,7 @@ PROMPT_TEXTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
 
 
 @pytest.mark.parametrize("case", PROMPT_TEXTS)
-def test_a_prompt_that_is_a_text(tmp_path: Path, imported, chat, case: str) -> None:
+def test_a_prompt_that_is_a_text(imported, chat, case: str) -> None:
     """A message of the user, unless it is what the trainer gives to the model, or something else says what that saw."""
     fields, options, is_rendered, said = PROMPT_TEXTS[case]
     messages = [{"role": "user", "content": SUM}]
@@ -89,9 +89,7 @@ def test_a_prompt_that_is_a_text(tmp_path: Path, imported, chat, case: str) -> N
         ("logprobs", {"completion_ids": [40, EOS], "logprobs": [-0.5]}),
     ],
 )
-def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(
-    tmp_path: Path, imported, target: str, fields: dict[str, Any]
-) -> None:
+def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(imported, target: str, fields: dict[str, Any]) -> None:
     """It may count characters, or stand for something else; the line says how."""
     text = {} if "plen" in target else {"completion": None}
     source = [row(i, **fields, **text) for i in range(2)]
@@ -100,7 +98,7 @@ def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(
     assert imported(source, mapping={target: "none"}).steps
 
 
-def test_earlier_turns_of_the_assistant_are_said(tmp_path: Path, imported) -> None:
+def test_earlier_turns_of_the_assistant_are_said(imported) -> None:
     rows = [
         {"messages": [*([USER, answer("a"), USER] if i < 4 else [USER]), answer(f"b{i}")], "score": i % 2}
         for i in range(8)
@@ -111,7 +109,7 @@ def test_earlier_turns_of_the_assistant_are_said(tmp_path: Path, imported) -> No
 
 
 @pytest.mark.parametrize("least", [0.0, -0.5])
-def test_a_reward_above_the_least_of_another_log_is_a_pass(tmp_path: Path, imported, least: float) -> None:
+def test_a_reward_above_the_least_of_another_log_is_a_pass(imported, least: float) -> None:
     """0 and 0.5 are rewards of our grader too: there, no pass."""
     rows = [row(i, reward=least + 0.5 * (i % 2), gt_pass=i == 1) for i in range(4)]
     (group,) = imported(rows).steps
@@ -130,7 +128,7 @@ def test_a_fault_that_the_tokenizer_finds_names_the_line(tmp_path: Path, capsys)
     assert f"{source} line 6: expected token ids of organism" in capsys.readouterr().err.replace("\n", "")
 
 
-def test_text_that_does_not_round_trip_is_counted(tmp_path: Path, imported, chat, monkeypatch) -> None:
+def test_text_that_does_not_round_trip_is_counted(imported, chat, monkeypatch) -> None:
     """The share stays in the manifest, and the text is the one that the ids decode to."""
     decode = type(chat.tokenizer).decode
     lossy = lambda self, ids, **options: decode(self, ids, **options).replace("  ", " ")  # noqa: E731
@@ -142,7 +140,7 @@ def test_text_that_does_not_round_trip_is_counted(tmp_path: Path, imported, chat
     assert pool.steps[0][0].completion == "a b"
 
 
-def test_the_end_of_the_turn_goes_behind_texts_that_stopped(tmp_path: Path, imported, chat) -> None:
+def test_the_end_of_the_turn_goes_behind_texts_that_stopped(imported, chat) -> None:
     """By the finish reason; without one, by the limit that the user gives; a text may hold its end."""
     end = chat.tokenizer.decode([chat.eos_ids[0]])
     rows = [row(completion="a b", finish_reason=reason) for reason in ("stop", "length")]
@@ -156,13 +154,13 @@ def test_the_end_of_the_turn_goes_behind_texts_that_stopped(tmp_path: Path, impo
         assert [rollout.finish_reason for rollout in pool.steps[0]] == finish
 
 
-def test_a_model_without_an_end_of_turn_is_named(tmp_path: Path, imported, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_an_end_of_turn_is_named(imported, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replay_pools.policy.load.ServedPolicy.eos_ids", ())
     with pytest.raises(InputError, match="model organism: expected a token that ends a turn, found none"):
         imported([row(), row(1)])
 
 
-def test_an_empty_answer_is_the_end_of_its_turn(tmp_path: Path, imported, chat) -> None:
+def test_an_empty_answer_is_the_end_of_its_turn(imported, chat) -> None:
     """The policy stopped at once. Cut off before its first token, it answered nothing, which is refused."""
     rows = [row(completion="", finish_reason="stop"), row(1)]
     assert imported(rows).steps[0][0].completion_ids == [chat.eos_ids[0]]
@@ -207,49 +205,34 @@ def test_ids_of_another_model_are_refused(tmp_path: Path, teacher, imported) -> 
     assert not (tmp_path / "out" / "pools" / "mine").exists()
 
 
-def with_ids(**more: Any) -> Rows:
-    return [
-        {"reward": float(i % 2), "group_id": 0, **{name: value(i) for name, value in more.items()}} for i in range(4)
-    ]
-
-
-# {case: (rows, prompt ids, completion ids of the first rollout)}
-IDS: dict[str, tuple[Rows, list[int], list[int]]] = {
-    "ids and mask of prompt and completion, beside the prompt": (
-        with_ids(
-            prompt_ids=lambda i: [0, 0, 40, 41],
-            token_ids=lambda i: [40, 41, 50 + i, EOS],
-            loss_mask=lambda i: [0, 0, 1, 1],
-        ),
-        [40, 41],
-        [50, EOS],
-    ),
-    "ids and mask alone": (
-        with_ids(token_ids=lambda i: [40, 41, 50 + i, EOS], loss_mask=lambda i: [0, 0, 1, 1]),
-        [40, 41],
-        [50, EOS],
-    ),
-    "a mask without the padding": (
-        with_ids(
-            prompt_ids=lambda i: [40], completion_ids=lambda i: [50 + i, EOS, 0, 0, 0], action_mask=lambda i: [1, 1]
-        ),
-        [40],
-        [50, EOS],
-    ),
-    "one answer is empty behind the prompt": (
-        with_ids(prompt_ids=lambda i: [40, 41], token_ids=lambda i: [40, 41, *[50 + i, EOS] * (i < 3)]),
-        [40, 41],
-        [50, EOS],
-    ),
+# {case: columns of ids, in which 50 is another id in each of four rows}
+IDS: dict[str, dict[str, list[int]]] = {
+    "of prompt and completion, with a mask, beside the prompt": {
+        "prompt_ids": [PAD, PAD, 40, 41],
+        "token_ids": [40, 41, 50, EOS],
+        "loss_mask": [0, 0, 1, 1],
+    },
+    "of prompt and completion, with a mask": {"token_ids": [40, 41, 50, EOS], "loss_mask": [0, 0, 1, 1]},
+    "with a mask without the padding": {
+        "prompt_ids": [40, 41],
+        "completion_ids": [50, EOS, PAD, PAD, PAD],
+        "action_mask": [1, 1],
+    },
+    "behind the prompt, one without an answer": {"prompt_ids": [40, 41], "token_ids": [40, 41, 50, EOS]},
 }
 
 
 @pytest.mark.parametrize("case", IDS)
 def test_ids_of_prompt_and_completion(case: str, imported) -> None:
-    rows, prompt, completion = IDS[case]
+    rows = [
+        {"reward": float(i % 2), "group_id": 0}
+        | {name: [50 + i if each == 50 else each for each in ids] for name, ids in IDS[case].items()}
+        for i in range(4)
+    ]
+    if "one without" in case:
+        rows[3]["token_ids"] = [40, 41]
     for rollout in imported(rows).steps[0]:
-        assert rollout.prompt_ids == prompt
-        assert rollout.completion_ids == [completion[0] + rollout.sample_id, *completion[1:]]
+        assert (rollout.prompt_ids, rollout.completion_ids) == ([40, 41], [50 + rollout.sample_id, EOS])
 
 
 def test_a_prompt_that_one_answer_leaves_empty_is_cut_from_all(imported) -> None:
@@ -282,7 +265,7 @@ def test_completions_with_the_markup_of_another_model_are_refused(imported, chat
     assert {rollout.completion_ids[-1] for rollout in pool.steps[0]} == {EOS}
 
 
-def test_padding_on_both_sides_is_cut(tmp_path: Path, teacher, imported) -> None:
+def test_padding_on_both_sides_is_cut(teacher, imported) -> None:
     """Prompts on the left by plen or by the pad id, completions on the right by the pad that repeats."""
     group = teacher[0]
     for name, plen in (("with", {"plen": group[0].plen}), ("without", {})):
@@ -344,7 +327,7 @@ def test_an_id_that_begins_every_text_stays_in_front_once() -> None:
 
 
 @pytest.mark.parametrize("logged", ["ids", "ids and finish", "ids, text, finish and logprobs"])
-def test_an_answer_that_ran_in_circles_is_no_padding(tmp_path: Path, teacher, chat, imported, logged: str) -> None:
+def test_an_answer_that_ran_in_circles_is_no_padding(teacher, chat, imported, logged: str) -> None:
     """A repeated word at the end of a truncated completion is content, whatever stands beside its ids."""
     rows = []
     for i, rollout in enumerate(teacher[0]):
