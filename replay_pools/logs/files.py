@@ -112,15 +112,13 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
         expected = f"a file of rollouts ({', '.join(KINDS)})"
         raise InputError(source, expected=expected, found=_listed(others, inside) or "an empty folder")
     packed = [path for path in others if PACKED.search(path.name)]
-    others = [path for path in others if path not in packed]
-    notes = [f"files were left out: {_listed(others, inside)}"] if others else []
-    if packed:
-        notes.append(f"caution: packed files were left out, unpack them: {_listed(packed, inside)}")
-    if evaluations:
-        notes.append(f"caution: evaluations next to training were left out: {_listed(evaluations, inside)}")
-    if copies:
-        notes.append(f"caution: copies of another file were left out: {_listed(copies, inside)}")
-    return paths, notes
+    left = {
+        "files were left out": [path for path in others if path not in packed],
+        "caution: packed files were left out, unpack them": packed,
+        "caution: evaluations next to training were left out": evaluations,
+        "caution: copies of another file were left out": copies,
+    }
+    return paths, [f"{said}: {_listed(files, inside)}" for said, files in left.items() if files]
 
 
 def _listed(paths: list[Path], inside: dict[Path, Path]) -> str:

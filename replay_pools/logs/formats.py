@@ -189,28 +189,20 @@ def _one_scorer(scan: Scan) -> Settled:
 # Any other log; a row with lists of completions and rewards is one group.
 
 ANSWERS = ("completions", "responses", "outputs", "completion_ids", "response_ids")
-ONE_ANSWER = ("completion", "response", "output", "generation")
 
 
 def _exploded(fields: Fields) -> Iterator[Fields]:
     """Return a row with a list of answers as one row each: every list of their number is one of them."""
     answers = [name for name in ANSWERS if _is_several(opened(fields.get(name)), name)]
     rewards = [opened(fields.get(name)) for target in TARGETS["reward"] for name in (target, f"{target}s")]
-    has_one = any(isinstance(each, bool | int | float) for each in rewards) and not any(
+    # Beside one reward, a list holds something else than answers.
+    has_one = any(isinstance(each, int | float) for each in rewards) and not any(
         isinstance(each, list | dict) for each in rewards
     )
-    has_answer = any(fields.get(name) is not None for name in ONE_ANSWER) or any(
-        name.endswith("_ids") and opened(fields.get(name)) and name not in answers for name in ANSWERS
-    )
-    if has_one and has_answer:  # a list of something else
-        answers = []
-    if not answers:
+    if has_one or not answers:
         yield fields
         return
     num = len(opened(fields[answers[0]]))
-    if has_one:
-        expected, found = "a reward of each answer", f"one of {num}"
-        raise InputError(answers[0], expected=expected, found=found, fix="log one answer a row")
     lists, others = dict[str, list[Any]](), dict[str, Any]()
     for name, stored in fields.items():
         value = stored if name in PROMPT_NAMES else _in_rows(opened(stored), num)

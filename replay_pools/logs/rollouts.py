@@ -40,9 +40,11 @@ FAILURES = {"aborted", "abort", "failed", "failure", "error", "errored", "cancel
 EVALUATIONS = re.compile(r"(.*[_-])?(eval|evaluation|val|valid|validation|test|dev)", re.I)
 SPLITS = ("split", "phase", "mode", "partition", "subset", "stage", "data_split")  # columns that may tell both apart
 # {column of truths: its value in an evaluation}
-IS_EVALUATION = dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), True)
-IS_EVALUATION |= dict.fromkeys(("eval", "validate", "validation", "evaluation"), True)
-IS_EVALUATION |= dict.fromkeys(("is_train", "is_training"), False)
+IS_EVALUATION = {
+    **dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), True),
+    **dict.fromkeys(("eval", "validate", "validation", "evaluation"), True),
+    **dict.fromkeys(("is_train", "is_training"), False),
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -412,18 +414,17 @@ def _without_repeats(facts: list[Facts]) -> tuple[list[Facts], list[str]]:
     return facts, notes
 
 
-def evaluations_of(values: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
+def evaluations_of(values: Mapping[str, Set[Any]]) -> dict[str, set[Any]]:
     """Return {column: its values of evaluations}, of columns that tell training and evaluation apart."""
-    found = dict[str, set[Any]]()
-    for name in SPLITS:
-        words = {value for value in values.get(name, ()) if isinstance(value, str)}
-        evaluations = {word for word in words if EVALUATIONS.fullmatch(word)}
-        if evaluations < words:
-            found[name] = evaluations
-    for name, is_evaluation in IS_EVALUATION.items():
-        if {truth_of(value) is True for value in values.get(name, ())} == {True, False}:
-            found[name] = {value for value in values[name] if (truth_of(value) is True) == is_evaluation}
-    return {name: evaluations for name, evaluations in found.items() if evaluations}
+
+    def is_evaluation(name: str, value: Any) -> bool:
+        if name in IS_EVALUATION:
+            return (truth_of(value) is True) == IS_EVALUATION[name]
+        return isinstance(value, str) and EVALUATIONS.fullmatch(value) is not None
+
+    names = [name for name in (*SPLITS, *IS_EVALUATION) if name in values]
+    found = {name: {value for value in values[name] if is_evaluation(name, value)} for name in names}
+    return {name: evaluations for name, evaluations in found.items() if 0 < len(evaluations) < len(values[name])}
 
 
 def check_columns(reader: Reader, facts: Sequence[Facts], scan: Scan, faults: Faults, source: str) -> None:

@@ -197,7 +197,7 @@ REFUSED: dict[str, tuple[Rows, dict[str, str], list[str]]] = {
     "a reward of several answers": (
         [{"prompt": "p", "completions": ["a", "b"], "reward": 1.0}],
         {},
-        ["a reward of each answer"],
+        ["--map completion=COLUMN"],
     ),
     "several scorers": ([SCORED], {}, ["scores.a, scores.b"]),
     "parts of a reward with their sum": (of(reward={"total": 1.0, "task": 1.0}), {}, ["--map reward=reward.total;"]),
