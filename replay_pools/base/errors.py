@@ -100,15 +100,12 @@ class Faults:
 
     def add(self, where: object, kind: object, *, expected: str, found: str, fix: str = "") -> None:
         """Add a fault. Faults with the same `kind` and `expected` count as one fault at several places."""
-        self._add((kind, expected), InputError(where, expected=expected, found=found, fix=fix), 1)
+        self.note(InputError(where, expected=expected, found=found, fix=fix), kind)
 
-    def _add(self, key: Any, error: InputError, count: int) -> None:
-        first, known = self._found.get(key, (error, 0))
-        self._found[key] = first, known + count
-
-    def note(self, error: InputError, kind: object) -> None:
-        """Add an error that was raised elsewhere."""
-        self.add(error.where, kind, expected=error.expected, found=error.found, fix=error.fix)
+    def note(self, error: InputError, kind: object, count: int = 1) -> None:
+        """Add an error that was raised elsewhere, at `count` places."""
+        first, known = self._found.get((kind, error.expected), (error, 0))
+        self._found[kind, error.expected] = first, known + count
 
     def __bool__(self) -> bool:
         """Return True if anything was added."""
@@ -116,8 +113,8 @@ class Faults:
 
     def take(self, others: "Faults") -> None:
         """Add all faults of `others`."""
-        for key, (error, count) in others._found.items():
-            self._add(key, error, count)
+        for (kind, _), (error, count) in others._found.items():
+            self.note(error, kind, count)
 
     def errors(self) -> list[InputError]:
         """Return one error for each fault, at its first place, with the number of the other places."""

@@ -211,10 +211,10 @@ def parse_json(text: bytes, where: object) -> Any:
     return _bounded(text, where, "strict JSON", parse)
 
 
-def parse_python_json(text: bytes, where: object, constant: Callable[[str], Any]) -> Any:
-    """Parse JSON that Python's json wrote; `constant` converts a bare NaN or infinity."""
+def parse_python_json(text: bytes, where: object) -> Any:
+    """Parse JSON that Python's json wrote, with a bare NaN or infinity."""
     hooks = {"object_pairs_hook": _unique_keys, "parse_float": _float, "parse_int": _integer}
-    return _bounded(text, where, "JSON", lambda: json.loads(text, parse_constant=constant, **hooks))
+    return _bounded(text, where, "JSON", lambda: json.loads(text, **hooks))
 
 
 def _bounded(text: bytes, where: object, expected: str, parse: Callable[[], Any]) -> Any:
@@ -347,7 +347,9 @@ def locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Outside the folder, so that a refused or missing folder stays untouched.
     file = path.parent / f".{path.name}.lock"
-    owner = _owner(file)
+    owner = ""
+    with suppress(OSError, UnicodeDecodeError):
+        owner = file.read_text()[:500]
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
@@ -362,10 +364,3 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         file.unlink(missing_ok=True)  # while it is held: who waits for it then makes a new one
         lock.release()
-
-
-def _owner(file: Path) -> str:
-    """Return what the holder of a lock wrote of itself; '' where there is none."""
-    with suppress(OSError, UnicodeDecodeError):
-        return file.read_text()[:500]
-    return ""

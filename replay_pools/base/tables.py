@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -56,8 +56,8 @@ def word_of(table: Iterable[str]) -> AfterValidator:
 
     def check(word: str) -> str:
         if word not in table:
-            near = get_close_matches(word, [*table], n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            near = nearest(word, table)
+            meant = f"; did you mean {near}?" if near else ""
             raise FieldError("", f"one of {', '.join(table)}", f"{word!r}{meant}")
         return word
 

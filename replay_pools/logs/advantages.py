@@ -4,13 +4,14 @@ An advantage is a reward minus the mean of its group, divided by nothing, or by 
 of the batch (a step).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_pools.base.errors import InputError
-from replay_pools.logs.groups import Group
+from replay_pools.logs.columns import PAID, Column
+from replay_pools.logs.groups import Group, without_unrewarded
 from replay_pools.pool import CAUTION, LabelNote
 
 EXPLAINED = 0.02  # relative error of advantages that are said to follow
@@ -24,52 +25,68 @@ Array = NDArray[np.float64]
 Batch = list[tuple[Array, Array]]  # the groups of one step: rewards (n, k) and advantages (n,) of each
 
 
-def check_reward(
+def rewarded(
     groups: Sequence[Group],
-    terms: Sequence[tuple[str, float]],
-    *,
-    is_guessed: bool,
-    may_be_paid: Sequence[str] = (),
+    mapping: Mapping[str, str],
+    columns: Mapping[str, Column],
+    given: Mapping[str, str],
     source: str,
-) -> tuple[list[float], str | None, list[str]]:
-    """Return (weights of the reward columns, what the loss divided by or None, notes).
+) -> tuple[dict[str, str], list[Group], str | None, list[str]]:
+    """Return (mapping, groups, what the loss divided by or None, notes) with the rewards that the advantages show.
+
+    Rollouts without a reward are left out. So is a reward column that only a format named, if it never differs within
+    a group.
 
     Args:
         groups: of the rollouts, with `parts` and `advantage`.
-        terms: reward columns with their weights.
-        is_guessed: a format named the columns, so that one that never differs within a group is left out.
-        may_be_paid: other columns, guessed to be labels, that trainings pay for as well.
+        mapping: {target: column}.
+        columns: of the targets.
+        given: the part of the mapping that the user gave.
         source: of the log.
 
     Raises:
-        InputError: no divisor makes the logged advantages of the rewards.
+        InputError: no rollout has a reward, or no divisor makes the logged advantages of the rewards.
     """
-    weights, names = [weight for _, weight in terms], [name for name, _ in terms]
-    batches = _batches(groups)
-    if sum(map(len, batches)) < LEAST_GROUPS:
-        return weights, None, []
+    groups, notes = without_unrewarded(groups, source)
+    terms, is_guessed, mapping = columns["reward"].terms, "reward" not in given, dict(mapping)
+    names, weights = [name for name, _ in terms], np.array([weight for _, weight in terms])
+    batches = _batches(groups) if "advantage" in mapping else []
     varies = [any(np.ptp(rewards[:, i]) > 0 for batch in batches for rewards, _ in batch) for i in range(len(names))]
-    if not any(advantages.any() for batch in batches for _, advantages in batch):
+    known = [batch for batch in batches if any(advantages.any() for _, advantages in batch)]
+    scale = None
+    if sum(map(len, batches)) >= LEAST_GROUPS and known:
+        scale = next((scale for scale in DIVISORS if _error(known, scale, weights) < EXPLAINED), None)
+        if scale is None:
+            # Columns that were guessed to be labels may be paid as well.
+            labels = [one.name for target, one in columns.items() if target in PAID and target not in given]
+            raise _refuted(terms, labels if is_guessed else [], source)
+        notes.append(LabelNote(f"logged advantages are rewards minus the mean, divided {DIVISORS[scale]}"))
+        constant = [name for name, is_varying in zip(names, varies, strict=True) if not is_varying]
+        if is_guessed and constant and len(names) > 1:
+            why = "which advantages cannot show: it is left out of the reward"
+            said = f"{', '.join(constant)} never differs within a group, {why} (--map reward=...)"
+            notes.append(LabelNote(CAUTION + said))
+            mapping["reward"] = "+".join(name for name in names if name not in constant)
+            for row in (row for group in groups for row in group):
+                parts = zip(row.parts, weights * varies, strict=True)
+                row.reward = float(sum(part * weight for part, weight in parts if part is not None and weight))
+    elif sum(map(len, batches)) >= LEAST_GROUPS and any(varies):
         note = f"{CAUTION}all logged advantages are 0 although rewards differ: was this the reward of the training?"
-        return weights, None, [LabelNote(note)] if any(varies) else []
-    batches = [batch for batch in batches if any(advantages.any() for _, advantages in batch)]
-    scale = next((scale for scale in DIVISORS if _error(batches, scale, np.array(weights)) < EXPLAINED), None)
-    if scale is None:
-        named = [*names, *may_be_paid]
-        several = len(named) > 1
-        terms_of = named if may_be_paid else [f"{name}*WEIGHT" for name in names]
-        which = f"--map reward={'+'.join(terms_of)}" if several else "--map reward=COLUMN"
-        fix = f"{which}{', without those not paid,' * several} or --map advantage=none to leave them out"
-        said = "+".join(name if weight == 1 else f"{name}*{weight:g}" for name, weight in terms)
-        expected, found = f"advantages that follow from {said}", "advantages of other rewards"
-        raise InputError(f"{source} advantage", expected=expected, found=found, fix=fix)
-    notes: list[str] = [LabelNote(f"logged advantages are rewards minus the mean, divided {DIVISORS[scale]}")]
-    constant = [name for name, is_varying in zip(names, varies, strict=True) if not is_varying]
-    if not is_guessed or not constant or len(names) == 1:
-        return weights, scale, notes
-    why = "which advantages cannot show: it is left out of the reward"
-    notes.append(LabelNote(f"{CAUTION}{', '.join(constant)} never differs within a group, {why} (--map reward=...)"))
-    return [weight * is_paid for weight, is_paid in zip(weights, varies, strict=True)], scale, notes
+        notes.append(LabelNote(note))
+    if is_guessed and len(names) > 1 and scale is None:
+        weighted = "+".join(f"{name}*WEIGHT" for name in names)
+        said = f"reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing else"
+        notes.append(LabelNote(f"{CAUTION}{said} (--map reward=COLUMN, or {weighted})"))
+    return mapping, groups, scale, notes
+
+
+def _refuted(terms: Sequence[tuple[str, float]], labels: Sequence[str], source: str) -> InputError:
+    named = [*(name for name, _ in terms), *labels]
+    which = "+".join(named if labels else [f"{name}*WEIGHT" for name in named])
+    fix = f"--map reward={which}, without those not paid," if len(named) > 1 else "--map reward=COLUMN"
+    said = "+".join(name if weight == 1 else f"{name}*{weight:g}" for name, weight in terms)
+    expected, fix = f"advantages that follow from {said}", f"{fix} or --map advantage=none to leave them out"
+    return InputError(f"{source} advantage", expected=expected, found="advantages of other rewards", fix=fix)
 
 
 def _batches(groups: Sequence[Group]) -> list[Batch]:

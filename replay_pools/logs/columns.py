@@ -75,24 +75,12 @@ PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
 VAGUE = ("answer", "text")
 PROMPT_NAMES = {name for target in PROMPTS for name in TARGETS[target]}
 TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
-# Columns that name the weights that sampled: parts of a group that they split have to be kept apart in any proportion.
-WEIGHTS = {
+# Columns of which several values are several policies, runs or files: single rollouts of them are kept apart, too, in
+# any proportion but for files.
+APART = {
     *("model", "model_name", "model_id", "model_path", "base_model", "policy", "policy_name", "policy_id"),
-    *(
-        "checkpoint",
-        "checkpoint_path",
-        "ckpt",
-        "ckpt_name",
-        "ckpt_path",
-        "adapter",
-        "adapter_name",
-        "lora",
-        "lora_name",
-    ),
-    *("run", "run_id", "run_name", "experiment", "experiment_name"),
-}
-# Columns of which several values are several policies, or several files: single rollouts of them are kept apart, too.
-APART = WEIGHTS | {
+    *("checkpoint", "checkpoint_path", "ckpt", "ckpt_name", "ckpt_path", "adapter", "adapter_name", "lora"),
+    *("lora_name", "run", "run_id", "run_name", "experiment", "experiment_name"),
     *("model_version", "policy_version", "weight_version", "step", "global_step", "_step", "update", "round"),
     *("training_iteration", "iteration", "iter", "epoch", FILE),
 }
@@ -109,7 +97,7 @@ LOOKS_LIKE_ROLLOUTS = HAVE_ANSWERS | PROMPT_NAMES
 class Scan:
     """The columns of a log."""
 
-    first: dict[str, Any] = field(default_factory=dict)  # {column: its first value}, of columns with any
+    first: dict[str, Any] = field(default_factory=dict)  # {column: its first value}, of columns with any; all keys
     kinds: dict[str, set[type]] = field(default_factory=dict)  # {column: types of its values but null}
     values: dict[str, set[Any]] = field(default_factory=dict)  # {column: its values}, as `mark_of` gives them
     num_rows: int = 0
@@ -123,10 +111,17 @@ class Scan:
             kinds = self.kinds.setdefault(name, set())
             if value is None:
                 continue
-            self.first.setdefault(name, value)
+            first = self.first.setdefault(name, value)
+            if isinstance(value, dict) and isinstance(first, dict):
+                self.first[name] = value | first
             kinds.add(type(value))
             self._note(name, value)
             self._note_inner(name, value if name in TEXTS else opened(value))
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """{column: its first value}, None of columns without any."""
+        return dict.fromkeys(self.kinds) | self.first
 
     def _note_inner(self, name: str, value: Any, depth: int = 2) -> None:
         """Note the sources of rollouts in an object, and in the objects in it."""
@@ -162,15 +157,16 @@ def look_up(fields: Mapping[str, Any], name: str, default: Any = None) -> Any:
             value = value.get(part, default)
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
-        elif isinstance(value, list) and part in ("sum", "last") and _are_numbers(value):
+        elif (
+            isinstance(value, list)
+            and part in ("sum", "last")
+            and value
+            and all(isinstance(each, int | float) for each in value)
+        ):
             value = math.fsum(value) if part == "sum" else value[-1]
         else:
             return default
     return value
-
-
-def _are_numbers(values: list[Any]) -> bool:
-    return bool(values) and all(isinstance(value, int | float) for value in values)
 
 
 def opened(value: Any) -> Any:
@@ -193,6 +189,11 @@ def number_of(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
+def truth_of(value: Any) -> bool | None:
+    """Return whether a value is a word, a number or a truth for yes, or one for no; None for anything else."""
+    return TRUTHS.get(str(value).strip().lower())
+
+
 def singular(name: str) -> str:
     """Return the name of one value of a list, if a target has it: `completion` for `completions`."""
     return name[:-1] if name.endswith("s") and name[:-1] in NAMES and name not in NAMES else name
@@ -201,32 +202,29 @@ def singular(name: str) -> str:
 class Column(NamedTuple):
     """Where the value of a target stands."""
 
+    target: str
     terms: tuple[tuple[str, float], ...]  # columns with their weights
     above: float | None = None  # a label is whether the value is above it
-    is_sum: bool = False  # of numbers, which may stand in texts; else texts are joined
-    has_unknown: bool = False  # -1 is no number of a label with a threshold, but unknown
 
     @property
     def name(self) -> str:
         """The columns, for errors."""
         return "+".join(name for name, _ in self.terms)
 
-    def is_unknown(self, number: float) -> bool:
-        """Return whether a number says that a label is not known."""
-        return self.has_unknown and number == UNKNOWN_LABEL
-
     def value(self, fields: Mapping[str, Any]) -> Any:
         """Return the one value, texts with an empty line between, or the weighted sum of the numbers."""
-        if len(self.terms) == 1 and self.terms[0][1] == 1:
-            value = look_up(fields, self.terms[0][0])
+        values = [(look_up(fields, name), weight) for name, weight in self.terms]
+        (value, weight), *others = values
+        if not others and weight == 1:
             number = None if self.above is None else number_of(value)
             if self.above is None or number is None:
                 return value
-            return None if self.is_unknown(number) else number > self.above
-        values = [(look_up(fields, name), weight) for name, weight in self.terms]
+            # -1 says that a label is not known, but is a reward, and above a threshold below it.
+            is_unknown = number == UNKNOWN_LABEL and self.target != SHARING and self.above >= 0
+            return None if is_unknown else number > self.above
         # NaN: this reward function had no say.
         known = [(value, weight) for value, weight in values if value is not None and value == value and value != ""]
-        if not self.is_sum and known and all(isinstance(value, str) for value, _ in known):
+        if self.target != "reward" and known and all(isinstance(value, str) for value, _ in known):
             return "\n\n".join(value for value, _ in known)
         numbers = [(number_of(value), weight) for value, weight in known]
         for (value, _), (number, _) in zip(known, numbers, strict=True):
@@ -262,14 +260,13 @@ def as_option(mapping: Mapping[str, str]) -> str:
     return f"--map {shlex.quote(','.join(f'{target}={column}' for target, column in mapping.items()))}"
 
 
-def parse_column(target: str, text: str, scan: Scan, first: Mapping[str, Any]) -> Column:
+def parse_column(target: str, text: str, scan: Scan) -> Column:
     """Return the column of a target in a mapping.
 
     Args:
         target: a key of TARGETS.
         text: the part of the mapping.
         scan: the columns of the log.
-        first: {column: its first value}, inner keys included.
 
     Raises:
         InputError: a name that no row has, or a weight that is no finite number.
@@ -285,11 +282,11 @@ def parse_column(target: str, text: str, scan: Scan, first: Mapping[str, Any]) -
             name, _, limit = (piece.strip() for piece in name.rpartition(">"))
             above = _number(limit, f"--map {target}={text}", "COLUMN>NUMBER")
         is_known = name in scan.kinds or (target in KEYS and name in (FILE, PROMPT))
-        if not is_known and look_up(first, name, MISSING) is MISSING:
+        if not is_known and look_up(scan.first, name, MISSING) is MISSING:
             where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
-            raise unknown_name(where, name, columns_of([first]), expected="a column of the log", fix=fix)
+            raise unknown_name(where, name, columns_of([scan.row]), expected="a column of the log", fix=fix)
         terms.append((name, _number(number or "1", f"--map {target}={text}", "COLUMN*NUMBER")))
-    return Column(tuple(terms), above, target == "reward", target != SHARING and (above or 0.0) >= 0)
+    return Column(target, tuple(terms), above)
 
 
 def _number(text: str, where: str, expected: str) -> float:
@@ -377,11 +374,18 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
         if target == "completion" and _hold_answers(first, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
         if target == "prompt" and (pair := _in_two_parts(scan, free)):
-            guessed[target] = _both(pair, settled)
+            if target not in settled:  # only the user knows how the trainer joined them
+                fix = f"--map prompt={'+'.join(pair)} joins them by an empty line; --map prompt=COLUMN takes one"
+                found = f"`{pair[0]}` and `{pair[1]}`"
+                raise InputError("prompt", expected="one column of the prompt", found=found, fix=fix)
+            guessed[target] = NO_COLUMN
             free = []
-        if target == "reasoning" and "reasoning" in first and target not in settled and "completion_ids" not in guessed:
-            _ask_of_reasoning(scan)
-        if target not in settled and free:
+        is_needed = target not in settled
+        if target == "reasoning" and is_needed and "completion_ids" not in guessed and _is_text(scan, target):
+            # The policy or a judge may have written it.
+            fix = "--map reasoning=reasoning where the policy sampled it before the completion, else reasoning=none"
+            raise InputError(target, expected="to know who wrote `reasoning`", found="no column that says it", fix=fix)
+        if is_needed and free:
             guessed[target] = free[0]
             taken.add(free[0])
     name = guessed.get("prompt")
@@ -410,23 +414,6 @@ def _in_two_parts(scan: Scan, free: list[str]) -> tuple[str, str] | None:
     if free and _is_text(scan, "context") and str(scan.first["context"]) not in str(scan.first[free[0]]):
         return free[0], "context"
     return None
-
-
-def _both(pair: tuple[str, str], settled: set[str]) -> str:
-    """Refuse a prompt in two columns: only the user knows how the trainer joined them."""
-    if "prompt" in settled:
-        return NO_COLUMN
-    expected, found = "one column of the prompt", f"`{pair[0]}` and `{pair[1]}`"
-    fix = f"--map prompt={'+'.join(pair)} joins them by an empty line; --map prompt=COLUMN takes one"
-    raise InputError("prompt", expected=expected, found=found, fix=fix)
-
-
-def _ask_of_reasoning(scan: Scan) -> None:
-    """Refuse a column that the policy or a judge may have written."""
-    if _is_text(scan, "reasoning"):
-        expected, found = "to know who wrote `reasoning`", "no column that says it"
-        fix = "--map reasoning=reasoning where the policy sampled it before the completion, else --map reasoning=none"
-        raise InputError("reasoning", expected=expected, found=found, fix=fix)
 
 
 def _hold_answers(first: Mapping[str, Any], mapping: Mapping[str, str]) -> bool:

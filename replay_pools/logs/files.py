@@ -112,15 +112,13 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
         expected = f"a file of rollouts ({', '.join(KINDS)})"
         raise InputError(source, expected=expected, found=_listed(others, inside) or "an empty folder")
     packed = [path for path in others if PACKED.search(path.name)]
-    others = [path for path in others if path not in packed]
-    notes = [f"files were left out: {_listed(others, inside)}"] if others else []
-    if packed:
-        notes.append(f"caution: packed files were left out, unpack them: {_listed(packed, inside)}")
-    if evaluations:
-        notes.append(f"caution: evaluations next to training were left out: {_listed(evaluations, inside)}")
-    if copies:
-        notes.append(f"caution: copies of another file were left out: {_listed(copies, inside)}")
-    return paths, notes
+    left = {
+        "files were left out": [path for path in others if path not in packed],
+        "caution: packed files were left out, unpack them": packed,
+        "caution: evaluations next to training were left out": evaluations,
+        "caution: copies of another file were left out": copies,
+    }
+    return paths, [f"{said}: {_listed(files, inside)}" for said, files in left.items() if files]
 
 
 def _listed(paths: list[Path], inside: dict[Path, Path]) -> str:
@@ -279,7 +277,7 @@ OTHER_PACKINGS = {b"PK\x03\x04": "a zip archive", b"BZh": "bzip2", b"\xfd7zXZ": 
 def _parse(line: bytes) -> Any:
     """Return the value of a JSON text, or its error."""
     try:
-        return parse_python_json(line, "", float)
+        return parse_python_json(line, "")
     except InputError as error:
         return InputError("", expected=error.expected, found=error.found, fix="mend it, or pass --skip-bad 1")
 
@@ -316,7 +314,7 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         fix = "write one object a line (.jsonl): lines are read one at a time"
         raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=fix)
     try:
-        value = parse_python_json(data.removeprefix(b"\xef\xbb\xbf"), path, float)
+        value = parse_python_json(data.removeprefix(b"\xef\xbb\xbf"), path)
     except InputError:
         value = _documents(data)
         if len(value) < 2:
@@ -390,17 +388,19 @@ def _damage_is_refused(path: Path, expected: str) -> Iterator[None]:
         raise InputError(path, expected=expected, found=found, fix="write or copy it again") from error
 
 
+def _numbered(table: Any, first: int = 0) -> Iterator[tuple[str, Any]]:
+    for number, row in enumerate(table.iter_rows(named=True), first):
+        yield f" row {number}", row
+
+
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     import polars  # only for those who read such files
 
     with open_file(path), _damage_is_refused(path, "a Parquet file"):
-        num_rows = polars.scan_parquet(path).select(polars.len()).collect().item()
-    for start in range(0, num_rows, BATCH_ROWS):
-        with _damage_is_refused(path, "a Parquet file"):
-            table = polars.scan_parquet(path).slice(start, BATCH_ROWS).collect()
-            table = table.cast({polars.selectors.decimal(): polars.Float64})
-        for number, row in enumerate(table.iter_rows(named=True), start):
-            yield f" row {number}", row
+        scan = polars.scan_parquet(path)
+        for start in range(0, scan.select(polars.len()).collect().item(), BATCH_ROWS):
+            table = scan.slice(start, BATCH_ROWS).collect()
+            yield from _numbered(table.cast({polars.selectors.decimal(): polars.Float64}), start)
 
 
 def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
@@ -409,9 +409,7 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
 
     with open_file(path) as file, _damage_is_refused(path, "an Arrow file"):
         is_file = file.read(6) == b"ARROW1"
-        table = polars.read_ipc(path) if is_file else polars.read_ipc_stream(path)
-    for number, row in enumerate(table.iter_rows(named=True)):
-        yield f" row {number}", row
+        yield from _numbered(polars.read_ipc(path) if is_file else polars.read_ipc_stream(path))
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:

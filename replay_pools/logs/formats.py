@@ -21,10 +21,6 @@ BLOCK = "row of the log"  # the column that says which rollouts one row held
 Settled = tuple[dict[str, str], list[str]]  # {target: column}, notes
 
 
-def _nothing(_scan: Scan) -> Settled:
-    return {}, []
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """A kind of log."""
@@ -36,7 +32,7 @@ class Format:
     notes: tuple[str, ...] = ()
     unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
     leave_out: Callable[[Iterable[Row]], Iterator[Row]] | None = None  # of the rows in their order
-    settle: Callable[[Scan], Settled] = _nothing  # what only the columns of the whole log say
+    settle: Callable[[Scan], Settled] = lambda scan: ({}, [])  # what only the columns of the whole log say
     cannot_know: str  # one sentence
 
 
@@ -44,20 +40,17 @@ def recognise(rows: Rows, name: str | None) -> Format:
     """Return the format of that name, or the first that recognises the first row that can be read.
 
     Raises:
-        InputError: no format has the name; or a pool of ours that lost its manifest.
+        InputError: no format has the name.
     """
     first = next((row for row in rows if row.error is None), None)
     if name is not None:
-        found = [row for row in FORMATS if row.name == name]
-        if not found:
-            names, fix = [row.name for row in FORMATS], "leave it out to recognise one"
-            raise unknown_name(f"--format {name}", name, names, expected="a format", fix=fix)
-        return found[0]
+        known = {row.name: row for row in FORMATS}
+        if name not in known:
+            fix = "leave it out to recognise one"
+            raise unknown_name(f"--format {name}", name, known, expected="a format", fix=fix)
+        return known[name]
     if first is None:
         return FORMATS[-1]
-    if {"grade", "completion_ids", "comp_len"} <= first.fields.keys():
-        fix = "generate it again, or copy it with its manifest.json"
-        raise InputError(rows.source, expected="a log", found="a pool without manifest", fix=fix)
     return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
 
 
@@ -196,28 +189,20 @@ def _one_scorer(scan: Scan) -> Settled:
 # Any other log; a row with lists of completions and rewards is one group.
 
 ANSWERS = ("completions", "responses", "outputs", "completion_ids", "response_ids")
-ONE_ANSWER = ("completion", "response", "output", "generation")
 
 
 def _exploded(fields: Fields) -> Iterator[Fields]:
     """Return a row with a list of answers as one row each: every list of their number is one of them."""
     answers = [name for name in ANSWERS if _is_several(opened(fields.get(name)), name)]
     rewards = [opened(fields.get(name)) for target in TARGETS["reward"] for name in (target, f"{target}s")]
-    has_one = any(isinstance(each, bool | int | float) for each in rewards) and not any(
+    # Beside one reward, a list holds something else than answers.
+    has_one = any(isinstance(each, int | float) for each in rewards) and not any(
         isinstance(each, list | dict) for each in rewards
     )
-    has_answer = any(fields.get(name) is not None for name in ONE_ANSWER) or any(
-        name.endswith("_ids") and opened(fields.get(name)) and name not in answers for name in ANSWERS
-    )
-    if has_one and has_answer:  # a list of something else
-        answers = []
-    if not answers:
+    if has_one or not answers:
         yield fields
         return
     num = len(opened(fields[answers[0]]))
-    if has_one:
-        expected, found = "a reward of each answer", f"one of {num}"
-        raise InputError(answers[0], expected=expected, found=found, fix="log one answer a row")
     lists, others = dict[str, list[Any]](), dict[str, Any]()
     for name, stored in fields.items():
         value = stored if name in PROMPT_NAMES else _in_rows(opened(stored), num)

@@ -7,9 +7,10 @@ it gives groups with one prompt each.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from itertools import groupby, pairwise
 from operator import attrgetter
+from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.logs.columns import APART, EVERY, FILE, PROMPT_NAMES, SOURCES
@@ -24,37 +25,46 @@ Key = Callable[[Facts], Hashable]
 
 
 def group_rollouts(
-    facts: Sequence[Facts], mapping: Mapping[str, str], guessed: Sequence[str] | set[str], faults: Faults
-) -> tuple[list[Group], list[str]]:
-    """Return (groups, notes).
+    facts: Sequence[Facts], mapping: dict[str, str], guessed: Set[str], faults: Faults
+) -> tuple[dict[str, str], list[Group], list[str]]:
+    """Return (mapping with the size of blocks, groups, notes).
 
     Args:
         facts: of the rollouts, in the order of the log.
         mapping: {target: column}.
         guessed: targets with a guessed column.
         faults: get blocks that cannot be groups, and a completion that is the right answer.
+
+    Raises:
+        InputError: a format with blocks for groups, and one row a prompt, or blocks of many sizes.
     """
-    text = mapping.get("group", "")
     notes = list[str]()
-    if match := EVERY.fullmatch(text):
+    if mapping.get("group") == BY_BLOCKS:
+        size = _size_of_blocks(facts)
+        mapping = mapping | {"group": f"every:{size}"}
+        notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
+    if match := EVERY.fullmatch(mapping.get("group", "")):
         groups = _blocks(facts, int(match[1]), faults)
     else:
         groups = _by_key(facts, _key(facts, mapping, guessed, notes))
     if "completion" in guessed and "completion_ids" not in mapping:
         _check_answers(groups, mapping["completion"], faults)
+    groups, said = comparable(groups)
+    return mapping, groups, notes + said
+
+
+def comparable(groups: list[Group]) -> tuple[list[Group], list[str]]:
+    """Return (groups, notes) without those of one rollout, which have no baseline, unless all are of one."""
     larger = [group for group in groups if len(group) > 1]
-    if larger and len(larger) < len(groups):  # a group of one has no baseline
-        notes.append(f"{CAUTION}groups of one rollout were left out ({len(groups) - len(larger)} groups)")
-    return larger or groups, notes
+    if not larger or len(larger) == len(groups):
+        return groups, []
+    return larger, [f"{CAUTION}groups of one rollout were left out ({len(groups) - len(larger)} groups)"]
 
 
-def size_of_blocks(facts: Sequence[Facts]) -> int:
+def _size_of_blocks(facts: Sequence[Facts]) -> int:
     """Return how many rows in a row have one prompt: TRL's num_generations.
 
     Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
-
-    Raises:
-        InputError: one row a prompt, or blocks of many sizes.
     """
     size = math.gcd(*(sum(1 for _ in block) for _, block in groupby(facts, key=attrgetter("file", "prompt_key"))))
     if size < 2:
@@ -80,9 +90,7 @@ def _by_prompt(row: Facts) -> Hashable:
     return (row.step, row.prompt_key)
 
 
-def _key(
-    facts: Sequence[Facts], mapping: Mapping[str, str], guessed: Sequence[str] | set[str], notes: list[str]
-) -> Key:
+def _key(facts: Sequence[Facts], mapping: Mapping[str, str], guessed: Set[str], notes: list[str]) -> Key:
     """Return what rollouts of one group share; a choice between several becomes a note."""
     target = "group" if "group" in mapping else "problem"
     value = attrgetter(target)
@@ -141,66 +149,72 @@ def _has_several_prompts(group: Group) -> bool:
 
 
 def check_comparable(
-    groups: Sequence[Group], names: Sequence[str], mapping: Mapping[str, str], base: str, source: str
+    groups: Sequence[Group],
+    facts: Sequence[Facts],
+    marks: Sequence[str],
+    mapping: Mapping[str, str],
+    base: str,
+    source: str,
 ) -> None:
-    """Ask whether rollouts may be compared that a column tells apart: another model, step, run or file.
-
-    It is asked of a column that splits groups into equal parts of two rollouts at least: such parts were groups. Parts
-    of other weights or files may be single rollouts, those of other weights of several sizes. A column with a name of
-    prompts is asked about if it splits any group.
-
-    Args:
-        groups: by prompts or problems.
-        names: columns of `Facts.marks`.
-        mapping: {target: column}.
-        base: the prompt's name in `--map group`.
-        source: of the log.
-
-    Raises:
-        InputError: the first such column, with the options that answer.
-    """
-    larger = [group for group in groups if len(group) > 1]
-    for place, name in enumerate(names):
-        counts = [Counter(row.marks[place] for row in group) for group in larger]
-        split = [parts for parts in counts if len(parts) > 1]
-        key = name.rpartition(".")[2]
-        are_parts = key in APART or all(min(parts.values()) > 1 for parts in split)
-        is_equal = key in APART - {FILE} or all(len({*parts.values()}) == 1 for parts in split)
-        values = {value for parts in counts for value in parts}
-        is_source = key in SOURCES
-        is_everywhere = len(split) == len(larger) >= FEWEST_GROUPS and not values <= {0, 1}
-        is_prompt = name in PROMPT_NAMES and "problem" not in mapping
-        if not split or not (is_prompt or (are_parts and is_equal and (is_source or is_everywhere))):
-            continue
-        apart = "+".join([*([mapping["step"]] if "step" in mapping else []), name, base])
-        fix = f"--map group={apart} keeps them apart, --map group={base} compares them"
-        if "step" not in mapping and all(isinstance(value, int) for value in values):
-            fix = f"--map step={name} if it counts steps of a training; else {fix}"
-        if is_prompt:
-            fix = f"--map prompt={base}+{name} if the model saw both; else {fix}"
-        expected = f"rollouts of one `{name}` in a group"
-        found = f"{len(values)} values in {len(split)} of {len(larger)} groups of equal prompts"
-        raise InputError(f"{source} {name}", expected=expected, found=found, fix=fix)
-
-
-def check_together(
-    groups: Sequence[Group], facts: Sequence[Facts], mapping: Mapping[str, str], base: str, source: str
-) -> None:
-    """Ask whether rows of one group that lie in several blocks are of several steps: epochs, or a step that ran again.
-
-    It is asked where rows of other prompts (of other steps, if steps are known) lie between the blocks of a group, and
-    half of all blocks or more have one size of two at least, or a multiple of it: rows may be missing, and a prompt
-    may end one epoch and begin the next.
+    """Ask about rollouts of one group that may not be comparable: of two models, steps, runs, files or epochs.
 
     Args:
         groups: by prompts or problems.
         facts: of all rollouts, in the order of the log.
+        marks: columns of `Facts.marks`.
         mapping: {target: column}.
         base: the prompt's name in `--map group`.
         source: of the log.
 
     Raises:
-        InputError: the number of such groups, with the options that answer.
+        InputError: the first question, with the options that answer.
+    """
+    compares = f"--map group={base} compares them"
+    for place, name in enumerate(marks):
+        is_prompt = name in PROMPT_NAMES and "problem" not in mapping
+        larger = [Counter(row.marks[place] for row in group) for group in groups if len(group) > 1]
+        split = [parts for parts in larger if len(parts) > 1]
+        values = {value for parts in larger for value in parts}
+        if not split or not (is_prompt or _were_groups(split, name.rpartition(".")[2], len(larger), values)):
+            continue
+        apart = "+".join([*([mapping["step"]] if "step" in mapping else []), name, base])
+        fix = f"--map group={apart} keeps them apart, {compares}"
+        if "step" not in mapping and all(isinstance(value, int) for value in values):
+            fix = f"--map step={name} if it counts steps of a training; else {fix}"
+        if is_prompt:
+            fix = f"--map prompt={base}+{name} if the model saw both; else {fix}"
+        found = f"{len(values)} values in {len(split)} of {len(larger)} groups of equal prompts"
+        raise InputError(f"{source} {name}", expected=f"rollouts of one `{name}` in a group", found=found, fix=fix)
+    several, size, has_other_sizes = _blocks_apart(groups, facts)
+    if not several:
+        return
+    apart = "--map step=COLUMN, one that counts them," if has_other_sizes else f"--map group=every:{size}"
+    unit, fix = "prompts", f"{apart} keeps them apart, {compares}"
+    if "step" in mapping:
+        unit, base = "steps", f"{mapping['step']}+{base}"
+        fix = f"if steps ran again, delete the rows of the first run; --map group={base} compares them"
+    found = f"{several} of {len(groups)} groups in several blocks ({size} rows), with rows of other {unit} between"
+    raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
+
+
+def _were_groups(split: Sequence[Counter[Any]], key: str, num_groups: int, values: Set[Any]) -> bool:
+    """Return whether the parts of groups that a column splits were groups: equal ones, of two rollouts at least.
+
+    Parts of other weights or files may be single rollouts, those of other weights of several sizes. A column that is
+    no source of rollouts has to split all groups, into other parts than 0 and 1.
+    """
+    are_parts = key in APART or all(min(parts.values()) > 1 for parts in split)
+    is_equal = key in APART - {FILE} or all(len({*parts.values()}) == 1 for parts in split)
+    is_everywhere = len(split) == num_groups >= FEWEST_GROUPS and not values <= {0, 1}
+    return are_parts and is_equal and (key in SOURCES or is_everywhere)
+
+
+def _blocks_apart(groups: Sequence[Group], facts: Sequence[Facts]) -> tuple[int, int, bool]:
+    """Return (groups in several blocks of rows, rows of a block, whether some blocks have other sizes).
+
+    Between such blocks lie rows of other prompts (of other steps, if steps are known): they may be several epochs, or
+    a step that ran again. 0 groups unless half of all blocks or more have one size of two at least, or a multiple of
+    it: rows may be missing, and a prompt may end one epoch and begin the next.
     """
     places = {row.number: place for place, row in enumerate(facts)}
 
@@ -212,18 +226,10 @@ def check_together(
     blocks = [[0, *(i for i, pair in enumerate(pairwise(group), 1) if lie_apart(*pair))] for group in groups]
     ends = zip(blocks, map(len, groups), strict=True)
     sizes = Counter(end - start for starts, length in ends for start, end in pairwise([*starts, length]))
-    several = sum(len(starts) > 1 for starts in blocks)
     size = sizes.most_common(1)[0][0]
     whole = sum(count for each, count in sizes.items() if each % size == 0)
-    if not several or size < 2 or 2 * whole < sizes.total():
-        return
-    apart = f"--map group=every:{size}" if whole == sizes.total() else "--map step=COLUMN, one that counts them,"
-    unit, fix = "prompts", f"{apart} keeps them apart, --map group={base} compares them"
-    if "step" in mapping:
-        unit, step = "steps", mapping["step"]
-        fix = f"if steps ran again, delete the rows of the first run; --map group={step}+{base} compares them"
-    found = f"{several} of {len(groups)} groups in several blocks ({size} rows), with rows of other {unit} between"
-    raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
+    is_usual = size > 1 and 2 * whole >= sizes.total()
+    return is_usual * sum(len(starts) > 1 for starts in blocks), size, whole < sizes.total()
 
 
 def _check_answers(groups: Sequence[Group], name: str, faults: Faults) -> None:
@@ -271,11 +277,7 @@ def without_unrewarded(groups: Sequence[Group], source: str) -> tuple[list[Group
 def without_failures(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
     """Return (groups, notes) without the rollouts that failed, which were compared with the others in training."""
     kept = [[row for row in group if not row.is_left_out] for group in groups]
-    larger = [group for group in kept if len(group) > 1]
-    if not larger or any(len(group) < 2 for group in groups):
-        return [group for group in kept if group], []
-    alone = sum(len(group) == 1 for group in kept)
-    return larger, [f"{CAUTION}groups of one rollout were left out ({alone} groups)"] if alone else []
+    return comparable([group for group in kept if group])
 
 
 def group_cautions(groups: Sequence[Group]) -> list[str]:
@@ -319,16 +321,3 @@ def few_at_least(rewards: Sequence[float], least: float) -> list[str]:
         return []
     said = f"{len(rewards) - num_least} of {len(rewards)} rollouts earn more than the least reward"
     return [LabelNote(f"{CAUTION}{said}, {least:g}, and count as passed (--map passed='COLUMN>NUMBER')")]
-
-
-def block_mapping(mapping: Mapping[str, str], facts: Sequence[Facts]) -> tuple[dict[str, str], list[str]]:
-    """Return the mapping with the size of blocks, of a format with blocks for groups, and a note on it.
-
-    Raises:
-        InputError: as `size_of_blocks`.
-    """
-    if mapping.get("group") != BY_BLOCKS or not facts:
-        return dict(mapping), []
-    size = size_of_blocks(facts)
-    note = f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)"
-    return {**mapping, "group": f"every:{size}"}, [note]

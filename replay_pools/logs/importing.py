@@ -8,6 +8,7 @@ a model is loaded.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +18,11 @@ from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import locked
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
-from replay_pools.logs.advantages import check_reward
+from replay_pools.logs.advantages import rewarded
 from replay_pools.logs.columns import (
     EVERY,
     FILE,
     NO_COLUMN,
-    PAID,
     PROMPT,
     PROMPTS,
     SOURCES,
@@ -46,26 +46,22 @@ from replay_pools.logs.formats import (
 )
 from replay_pools.logs.groups import (
     Group,
-    block_mapping,
     check_comparable,
-    check_together,
     few_at_least,
     group_cautions,
     group_rollouts,
     name_problems,
     without_failures,
-    without_unrewarded,
 )
 from replay_pools.logs.padding import endings_of
 from replay_pools.logs.rollouts import (
     STATUS,
-    Checked,
     Facts,
     Logged,
     Reader,
     as_rollouts,
+    check_columns,
     evaluations_of,
-    missing_columns,
 )
 from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
 from replay_pools.rollout import (
@@ -85,6 +81,7 @@ if TYPE_CHECKING:
     from replay_pools.vocabulary import Vocabulary
 
 OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
+SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 MODELS = ("model", "model_name", "checkpoint", "ckpt")  # columns that name the weights
 
 
@@ -98,15 +95,11 @@ class CheckedLog:
     mapping: dict[str, str]  # {target: column}
     groups: list[Group]
     problem_ids: list[str]  # of each group
-    checked: Checked
+    sha256: str  # of all rows
+    left_out: list[str]  # places of broken rows
     least: float | None  # the reward above which a rollout passed; None: by our grader's rewards
     scale_rewards: str | None  # what its advantages were divided by: `objective.scale_rewards`; None: not known
     notes: list[str]  # what was chosen, left out or is doubtful, one sentence each
-
-    @property
-    def sha256(self) -> str:
-        """The hash of all rows."""
-        return self.checked.sha256
 
     def rollouts(self) -> Iterator[tuple[int, int, Logged]]:
         """Read the rollouts again: (number of the group, place in the group, rollout), in the order of the log."""
@@ -138,41 +131,37 @@ def check_log(
     stored = read_rows(source)
     kind = recognise(stored, format_name)
     rows = flat_rows(stored, kind)
-    scan, first = _scanned(rows)
+    scan = _scanned(rows)
     known, notes = known_columns(kind, scan)
     chosen, guessed, more = choose_columns(scan, known, given)
     notes = [*rows.notes, *notes, *more]
     used = {name for text in chosen.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
     declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
-    reader = _reader(chosen, guessed, scan, first, used | declined, faults)
-    checked = as_rollouts(rows, reader, faults, skip_bad)
-    if skip_bad and checked.left_out and (EVERY.fullmatch(group := chosen.get("group", "")) or group == BY_BLOCKS):
+    reader = _reader(chosen, guessed, scan, used | declined, faults)
+    facts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
+    if skip_bad and left_out and (EVERY.fullmatch(group := chosen.get("group", "")) or group == BY_BLOCKS):
         fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
         faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found="blocks of rows", fix=fix)
-    said = " ".join(checked.notes)
-    used |= {name for name in (*STATUS, *reader.evaluations) if f"`{name}`" in said}
+    used |= {*STATUS, *reader.evaluations}
     if unused := [name for name in scan.first if name not in used]:
         notes.append(f"columns that were not used: {', '.join(unused)}")
-    notes += checked.notes
-    for error in missing_columns(reader, checked.facts, first, rows.source) if scan.num_rows else ():
-        faults.note(error, error.expected)
+    if scan.num_rows:
+        check_columns(reader, facts, scan, faults, rows.source)
     _raise(faults, kind, rows.source, is_recognised=format_name is None)
-    if all(one.is_left_out for one in checked.facts):
-        found = "; ".join(checked.notes) or "none"
+    if all(one.is_left_out for one in facts):
+        found = "; ".join(said) or "none"
         raise InputError(rows.source, expected=f"rollouts of format {kind.name}", found=found)
-    chosen, more = block_mapping(chosen, checked.facts)
-    notes += more
     unsure = guessed | ({"problem"} - given.keys() if kind.name in NUMBERS_ANEW else set())
-    groups, more = group_rollouts(checked.facts, chosen, unsure, faults)
+    chosen, groups, more = group_rollouts(facts, chosen, unsure, faults)
     _raise(faults, kind, rows.source, is_recognised=format_name is None)
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
-        base = _prompt_of(chosen, scan)
-        check_comparable(groups, reader.marks, chosen, base, rows.source)
-        check_together(groups, checked.facts, chosen, base, rows.source)
-    notes += [*more, *_source_notes(checked.facts, scan, kind)]
-    chosen, groups, scale, more = _rewarded(groups, chosen, reader, given, rows.source)
-    groups, left = without_failures(groups)
-    more += left
+        columns = [chosen[target] for target in PROMPTS if target in chosen]
+        base = PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
+        check_comparable(groups, facts, reader.marks, chosen, base, rows.source)
+    notes += [*said, *more, *_source_notes(facts, scan, kind)]
+    chosen, groups, scale, more = rewarded(groups, chosen, reader.columns, given, rows.source)
+    groups, alone = without_failures(groups)
+    more += alone
     rewards = [one.reward for group in groups for one in group if one.reward is not None]
     least = least_reward({*rewards}, is_ours=kind.name in PAYS_AS_WE)
     if least is not None and "passed" not in chosen:
@@ -184,54 +173,46 @@ def check_log(
         mapping=chosen,
         groups=groups,
         problem_ids=name_problems(groups, chosen, "problem" in guessed),
-        checked=checked,
+        sha256=whole,
+        left_out=left_out,
         least=least,
         scale_rewards=scale,
         notes=[*notes, *more, *group_cautions(groups)],
     )
 
 
-def _prompt_of(mapping: Mapping[str, str], scan: Scan) -> str:
-    """Return what the prompts of a group are called in `--map group`."""
-    columns = [mapping[target] for target in PROMPTS if target in mapping]
-    return PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
-
-
-def _scanned(rows: Rows) -> tuple[Scan, Fields]:
-    """Return the columns of a log, and the first value of each, inner objects included."""
-    scan, inner, files = Scan(), dict[str, dict[str, Any]](), set[str]()
+def _scanned(rows: Rows) -> Scan:
+    """Return the columns of a log."""
+    scan, files = Scan(), set[str]()
     for row in rows:
         files.add(row.file)
         if row.error is None:
             scan.add(row.fields)
-            for name, value in row.fields.items():
-                if isinstance(value, dict):
-                    inner[name] = value | inner.get(name, {})
     if len(files) > 1:
-        scan.values = {FILE: {*files}} | scan.values  # asked about first
-    return scan, dict.fromkeys(scan.kinds) | scan.first | inner
+        scan.values = {FILE: files} | scan.values  # asked about first
+    return scan
 
 
-def _reader(
-    mapping: Mapping[str, str], guessed: Set[str], scan: Scan, first: Fields, used: set[str], faults: Faults
-) -> Reader:
+def _reader(mapping: Mapping[str, str], guessed: Set[str], scan: Scan, used: set[str], faults: Faults) -> Reader:
     columns = {}
     for target, text in mapping.items():
         if target == "group" and (EVERY.fullmatch(text) or text == BY_BLOCKS):
             continue
         try:
-            columns[target] = parse_column(target, text, scan, first)
+            columns[target] = parse_column(target, text, scan)
         except InputError as error:
             if scan.num_rows:  # else the file has a fault that says more
                 faults.note(error, ("column", target))
-    free = {name for name in scan.values if name not in used} | {mapping.get("env"), mapping.get("env_mode")}
+    values = {name: values for name, values in scan.values.items() if name not in used}
+    free = {*values, mapping.get("env"), mapping.get("env_mode")}
     half, few = max(2, scan.num_rows // 2), Scan.MOST_VALUES
     marks = tuple(
         name
         for name, values in scan.values.items()
         if name in free and 2 <= len(values) <= (half if name.rpartition(".")[2] in SOURCES else min(half, few))
     )
-    return Reader(columns, frozenset(guessed), marks, evaluations_of(scan.values))
+    failures = {name: fails for name, fails in STATUS.items() if name not in used}
+    return Reader(columns, guessed, marks, failures, evaluations_of(values))
 
 
 def _raise(faults: Faults, kind: Format, source: str, *, is_recognised: bool) -> None:
@@ -255,34 +236,6 @@ def _source_notes(facts: Sequence[Facts], scan: Scan, kind: Format) -> list[str]
     if kind.name == "prime-rl" and (several := len(facts) - len({one.where for one in facts})):
         notes.append(f"{CAUTION}branches of one episode are rollouts of their own ({several} more than episodes)")
     return notes
-
-
-def _rewarded(
-    groups: list[Group], mapping: dict[str, str], reader: Reader, given: Mapping[str, str], source: str
-) -> tuple[dict[str, str], list[Group], str | None, list[str]]:
-    """Return (mapping, groups, what the loss divided by, notes) with the reward that the advantages show."""
-    groups, notes = without_unrewarded(groups, source)
-    terms = reader.columns["reward"].terms
-    scale, is_guessed = None, "reward" not in given
-    if "advantage" in mapping:
-        may_be_paid = [one.name for target, one in reader.columns.items() if target in PAID and target not in given]
-        weights, scale, more = check_reward(
-            groups, terms, is_guessed=is_guessed, may_be_paid=may_be_paid if is_guessed else (), source=source
-        )
-        notes += more
-        if weights != [weight for _, weight in terms]:
-            mapping = mapping | {
-                "reward": "+".join(name for (name, _), weight in zip(terms, weights, strict=True) if weight)
-            }
-            for one in (one for group in groups for one in group):
-                parts = zip(one.parts, weights, strict=True)
-                one.reward = sum(part * weight for part, weight in parts if part is not None and weight)
-    if is_guessed and len(terms) > 1 and scale is None:
-        names = [name for name, _ in terms]
-        weighted = "+".join(f"{name}*WEIGHT" for name in names)
-        said = f"reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing else"
-        notes.append(LabelNote(f"{CAUTION}{said} (--map reward=COLUMN, or {weighted})"))
-    return mapping, groups, scale, notes
 
 
 def import_log(
@@ -310,8 +263,12 @@ def import_log(
         try:
             pool = _write(log, partial, model, template, limit)
             if (directory / "manifest.json").exists():
-                _check_same(open_pool(directory), pool)
-                return open_pool(directory)
+                stored = open_pool(directory)
+                if stored.manifest != pool.manifest:
+                    fix = "choose another --name, or delete this pool to start anew"
+                    expected = "the pool of this log and --map"
+                    raise InputError(directory, expected=expected, found="another one", fix=fix)
+                return stored
             if directory.exists() and any(directory.iterdir()):
                 raise InputError(
                     directory, expected="no folder of that name", found="other files", fix="use another --name"
@@ -324,51 +281,55 @@ def import_log(
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _check_same(stored: Pool, new: Pool) -> None:
-    if stored.manifest != new.manifest:
-        fix = "choose another --name, or delete this pool to start anew"
-        raise InputError(stored.path, expected="the pool of this log and --map", found="another one", fix=fix)
-
-
 def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
     from replay_pools.logs.tokens import Tokeniser  # torch comes with both: only where the log is sound
     from replay_pools.vocabulary import load_vocabulary
 
     vocabulary = load_vocabulary(model, template)
+    facts = [one for group in log.groups for one in group]
     tokeniser = Tokeniser(
         vocabulary=vocabulary,
         endings=endings_of(vocabulary),
         limit=limit,
-        cuts_echo=_is_echoed(log),
-        thinks=sum(one.thinks for group in log.groups for one in group) * 2 > sum(map(len, log.groups)),
+        # All begin with their prompts, and not by chance: some by a long one, or by its ids.
+        cuts_echo=all(one.echo is not None for one in facts)
+        and any((one.echo or 0) >= SHORTEST_ECHO or one.answer_key is None for one in facts),
+        thinks=sum(one.thinks for one in facts) * 2 > len(facts),
     )
     writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
-    faults, summary, skipped = Faults(), _Summary(), dict[str, int]()
+    faults, skipped = Faults(), Counter[str]()
+    tail: str | None = None
+    plan: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
+    are_single = all(len(group) == 1 for group in log.groups)
     for group in _rollouts_by_group(log, tokeniser, faults, skipped):
-        if len(group) > 1 or all(len(each) == 1 for each in log.groups):
-            for fault in group_faults(group, "group", step=group[0].step, tail=""):
-                faults.note(fault, fault.expected)
-            if not faults:
-                writer.write_plain(group[0].step, encode_group(group))
-            summary.add(group)
+        if len(group) == 1 and not are_single:
+            continue
+        for fault in group_faults(group, "group", step=group[0].step, tail=""):
+            faults.note(fault, fault.expected)
+        if not faults:
+            writer.write_plain(group[0].step, encode_group(group))
+        for rollout in group:
+            # The text that the template put after the last message of every prompt is their longest common end.
+            # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole one.
+            end = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2]
+            tail = end if tail is None else tail
+            while not end.endswith(tail):
+                tail = tail[1:]
+            for name, values in plan.items():
+                values.add(getattr(rollout, name))
     faults.check(log.rows.source)
     lost = [f"{reason} ({count} rows)" for reason, count in skipped.items()]
-    if sum(skipped.values()) == sum(map(len, log.groups)):
+    if skipped.total() == len(facts):
         fix = "use the model that sampled them, or log completion_ids"
         raise InputError(log.rows.source, expected=f"turns as {model} writes them", found="; ".join(lost), fix=fix)
     notes = [f"{CAUTION}left out: {reason}" for reason in lost]
-    writer.header |= summary.header() | _tokens_header(log, tokeniser, notes)
+    writer.header |= {"prompt_tail": tail or "", "plan": {name: sorted(plan[name]) for name in plan}}
+    writer.header |= _tokens_header(log, tokeniser, notes)
     return writer.finish()
 
 
-def _is_echoed(log: CheckedLog) -> bool:
-    """Return whether all completions begin with their prompts, and not by chance."""
-    echoes = {one.echoes for group in log.groups for one in group}
-    return max(echoes) == 2 and 0 not in echoes
-
-
 def _rollouts_by_group(
-    log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: dict[str, int]
+    log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: Counter[str]
 ) -> Iterator[list[Rollout]]:
     """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
     numbers = step_numbers(log)
@@ -389,7 +350,7 @@ def _rollouts_by_group(
             try:
                 rollouts.append(_rollout(rows[place], one, tokeniser, log.least, about))
             except SkipRow as reason:
-                skipped[str(reason)] = skipped.get(str(reason), 0) + 1
+                skipped[str(reason)] += 1
                 continue
             except InputError as error:
                 faults.note(error, (error.expected.partition(" ")[0], str(error.where).rpartition(" ")[2]))
@@ -402,7 +363,7 @@ def _rollouts_by_group(
 
 def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | None, about: Fields) -> Rollout:
     """Return the rollout of a row."""
-    prompt, text, completion = tokeniser.tokenise(row, one.prompt_key)
+    prompt, text, completion = tokeniser.tokenise(row, one)
     rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
     if row.passed is None and least is not None:
         rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
@@ -433,28 +394,6 @@ def step_numbers(log: CheckedLog) -> list[int]:
     """Return the pool's step of each group: the log's step if every group has another one, else its place."""
     numbers: list[Any] = [group[0].step for group in log.groups]
     return [*range(len(numbers))] if None in numbers or len({*numbers}) < len(numbers) else numbers
-
-
-class _Summary:
-    """What the manifest says of all rollouts, which are added group by group."""
-
-    def __init__(self) -> None:
-        self._sets: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
-        self._tail: str | None = None
-
-    def add(self, rollouts: Sequence[Rollout]) -> None:
-        """Count a group."""
-        for rollout in rollouts:
-            for name, values in self._sets.items():
-                values.add(getattr(rollout, name))
-            self._tail = _common_tail(rollout, self._tail)
-
-    def header(self) -> dict[str, Any]:
-        """Return fields of the manifest."""
-        return {
-            "prompt_tail": self._tail or "",
-            "plan": {name: sorted(values) for name, values in self._sets.items()},
-        }
 
 
 def least_reward(rewards: Set[float], *, is_ours: bool) -> float | None:
@@ -511,7 +450,7 @@ def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary") -> dict[str, 
             "rollouts_sha256": log.sha256,
             "training_steps": _training_steps(log),
             "scale_rewards": log.scale_rewards,
-            "left_out": log.checked.left_out,
+            "left_out": log.left_out,
         },
     }
 
@@ -544,14 +483,3 @@ def _training_steps(log: CheckedLog) -> list[int]:
     """Return the step of the training that sampled each group; empty where the log does not say it of all."""
     steps = [group[0].step for group in log.groups if group[0].step is not None]
     return steps if len(steps) == len(log.groups) and log.format.name not in COUNTS_GROUPS else []
-
-
-def _common_tail(rollout: Rollout, common: str | None) -> str:
-    """Return the text that the template put after the last message of every prompt: the longest common suffix."""
-    # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole prompt.
-    last_message = rollout.messages[-1]["content"].strip() or "\0"
-    tail = rollout.prompt.rpartition(last_message)[2]
-    common = tail if common is None else common
-    while not tail.endswith(common):
-        common = common[1:]
-    return common

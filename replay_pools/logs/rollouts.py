@@ -7,22 +7,31 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
-from replay_pools.base.tables import TRUTHS
 from replay_pools.base.terminal import report
-from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPT, PROMPTS, Column, look_up, mark_of, number_of
+from replay_pools.logs.columns import (
+    COMPLETIONS,
+    FILE,
+    KEYS,
+    PROMPT,
+    PROMPTS,
+    Column,
+    Scan,
+    look_up,
+    mark_of,
+    number_of,
+    truth_of,
+)
 from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
 from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, is_plain
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
 NEEDED = {"prompt": PROMPTS, "completion": (*COMPLETIONS, "turns")}  # every rollout has one of these fields
-SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 THINKS = "<think>"  # begins the reasoning of most models that reason
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
 LISTED_COLUMNS = 20
@@ -31,9 +40,11 @@ FAILURES = {"aborted", "abort", "failed", "failure", "error", "errored", "cancel
 EVALUATIONS = re.compile(r"(.*[_-])?(eval|evaluation|val|valid|validation|test|dev)", re.I)
 SPLITS = ("split", "phase", "mode", "partition", "subset", "stage", "data_split")  # columns that may tell both apart
 # {column of truths: its value in an evaluation}
-IS_EVALUATION = dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), True)
-IS_EVALUATION |= dict.fromkeys(("eval", "validate", "validation", "evaluation"), True)
-IS_EVALUATION |= dict.fromkeys(("is_train", "is_training"), False)
+IS_EVALUATION = {
+    **dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), True),
+    **dict.fromkeys(("eval", "validate", "validation", "evaluation"), True),
+    **dict.fromkeys(("is_train", "is_training"), False),
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +58,7 @@ class Facts:
     answer_key: int | None = None  # the same of the completion's text
     row_key: int = 0  # the same of the whole row
     is_left_out: bool = False  # it failed: its group was compared with it, and goes on without it
-    echoes: int = 0  # 1: the completion begins with the prompt; 2: with one that is too long for chance
+    echo: int | None = None  # characters or ids of the prompt, if the completion begins with it
     thinks: bool = False  # the completion begins with reasoning
     reward: float | None = None
     parts: tuple[float | None, ...] = ()  # the reward is the weighted sum of these columns
@@ -87,17 +98,21 @@ class Logged:
     env: str | None = None
     env_mode: str | None = None
 
+    def refused(self, target: str, expected: str, found: str, fix: str = "") -> InputError:
+        """Return the error of a value that others contradict."""
+        return InputError(f"{self.where} {target}", expected=expected, found=found, fix=fix)
+
 
 @dataclass(frozen=True)
 class Reader:
     """Reads the rows of one log."""
 
     columns: Mapping[str, Column]
-    guessed: frozenset[str]  # targets with a guessed column
-    marks: tuple[str, ...] = ()  # columns that are not used, of few values
-    evaluations: Mapping[str, set[Any]] = field(
-        default_factory=dict
-    )  # {column: its values of rows that are no training}
+    guessed: Set[str]  # targets with a guessed column
+    # Of columns that are not used:
+    marks: Sequence[str]  # those of few values
+    failures: Mapping[str, Callable[[Any], bool]]  # rows of STATUS
+    evaluations: Mapping[str, Set[Any]]  # {column: its values in rows that are no training}
 
     def read(self, row: Row, faults: Faults) -> Fields:
         """Return the fields of a row, with `failure` if it holds no rollout to train on: why, in a sentence.
@@ -107,36 +122,21 @@ class Reader:
         Raises:
             SkipRow: the row is an evaluation.
         """
-        self._check_split(row.fields)
-        values, wrong = dict[str, Any](), set[str]()
-        values["failure"] = self._failure(row.fields)
+        for name, words in self.evaluations.items():
+            if mark_of(name, row.fields.get(name)) in words:
+                raise SkipRow(f"an evaluation next to training (`{name}`)")
+        values: Fields = {"failure": None}
+        wrong = set[str]()
+        if failed := [name for name, fails in self.failures.items() if name in row.fields and fails(row.fields[name])]:
+            values["failure"] = f"`{failed[0]}` says that it is no rollout to train on; drop the column to keep it"
         for target, column in self.columns.items():
-            if target in KEYS:
-                names = [name for name, _ in column.terms]
-                parts = [self._key(row, name) for name in names]
-                is_missing = any(part is None or part != part for part in parts)  # NaN: of a table with a gap
-                values[target] = None if is_missing else tuple(map(str, parts))
-                if is_missing:
-                    wrong.add(target)
-                    self._refuse(row, target, InputError("", expected="a value", found="null"), faults)
-                continue
-            value = column.value(row.fields)
-            if target == "reward":
-                values["parts"] = tuple(number_of(look_up(row.fields, name)) for name, _ in column.terms)
-            if value is None or (isinstance(value, float) and math.isnan(value)):
-                continue
             try:
-                read = READERS[target](value)
+                self._read(row, column, values)
             except SkipRow as reason:
                 values["failure"] = values["failure"] or str(reason)
-                continue
             except InputError as error:
                 wrong.add(target)
                 self._refuse(row, target, error, faults)
-                continue
-            if target == "truncated" and (read["finish"] is None or values.get("finish") == "length"):
-                continue
-            values |= read if target in SPREAD else {target: read}
         if wrong & {*PROMPTS, *COMPLETIONS, "system"}:
             return values
         try:
@@ -145,33 +145,33 @@ class Reader:
         except SkipRow as reason:
             values["failure"] = values["failure"] or str(reason)
         except InputError as error:
-            target = str(error.where)
-            faults.note(error.at(f"{row.where} {target}"), target)
+            faults.note(error.at(f"{row.where} {error.where}"), error.where)
         if values["failure"] is None:
             self._check_needed(row, values, faults)
         return values
 
-    @cached_property
-    def _used(self) -> set[str]:
-        return {name for column in self.columns.values() for name, _ in column.terms}
-
-    @staticmethod
-    def _key(row: Row, name: str) -> Any:
-        """Return a part of a key: the value of a column, else the file, or PROMPT for the prompt, known later."""
-        others = {FILE: row.file, PROMPT: _PROMPT_KEY}
-        return others[name] if name in others and name not in row.fields else look_up(row.fields, name)
-
-    def _failure(self, row: Fields) -> str | None:
-        """Return why a row is no rollout to train on; None if its columns do not say it."""
-        for name, is_failure in STATUS.items():
-            if name in row and name not in self._used and is_failure(row[name]):
-                return f"`{name}` says that it is no rollout to train on; drop the column to keep it"
-        return None
-
-    def _check_split(self, row: Fields) -> None:
-        for name, values in self.evaluations.items():
-            if mark_of(name, row.get(name)) in values and name not in self._used:
-                raise SkipRow(f"an evaluation next to training (`{name}`)")
+    def _read(self, row: Row, column: Column, values: Fields) -> None:
+        """Add the fields of a target to `values`."""
+        target = column.target
+        if target in KEYS:
+            # The prompt of a row is known later.
+            others = {FILE: row.file, PROMPT: _PROMPT_KEY}
+            parts = [look_up(row.fields, name, others.get(name)) for name, _ in column.terms]
+            if any(part is None or part != part for part in parts):  # NaN: of a table with a gap
+                raise InputError("", expected="a value", found="null")
+            values[target] = tuple(map(str, parts))
+            return
+        value = column.value(row.fields)
+        if target == "reward":
+            values["parts"] = tuple(number_of(look_up(row.fields, name)) for name, _ in column.terms)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return
+        read = READERS[target](value)
+        if target == "truncated":
+            if read is not None and values.get("finish") != "length":
+                values["finish"] = "length" if read else "stop"
+        else:
+            values |= read if target in SPREAD else {target: read}
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
         name, fix = self.columns[target].name, error.fix.replace("TARGET", target)
@@ -214,30 +214,16 @@ _FACTS = ("reward", "parts", "advantage", "hacked", "gt_pass", "step", "problem"
 
 def _is_message(value: Any) -> bool:
     word = value.strip().lower() if isinstance(value, str) else ""
-    is_text = word not in ("", "none", "null", "nan") and not _is_false(word)
+    is_text = word not in ("", "none", "null", "nan") and truth_of(word) is not False
     return is_text or value is True or (isinstance(value, dict | list) and bool(value))
-
-
-def _is_true(value: Any) -> bool:
-    return TRUTHS.get(str(value).lower()) is True
-
-
-def _is_false(value: Any) -> bool:
-    return TRUTHS.get(str(value).lower()) is False
 
 
 # {a column: whether its value says that the row is no rollout to train on}
 STATUS: dict[str, Callable[[Any], bool]] = {
-    "error": _is_message,
-    "errors": _is_message,
-    "exception": _is_message,
+    **dict.fromkeys(("error", "errors", "exception"), _is_message),
     "status": lambda value: isinstance(value, str) and value.lower().rpartition(".")[2] in FAILURES,
-    "mask_sample": _is_true,
-    "remove_sample": _is_true,
-    "aborted": _is_true,
-    "trainable": _is_false,
-    "sample_mask": _is_false,
-    "sample_loss_mask": _is_false,
+    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
+    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
 }
 
 
@@ -321,18 +307,10 @@ def _place_mask(values: Fields) -> None:
     values |= {"completion_ids": ids[start:stop], "mask": kept, "comp_len": None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """The rollouts of a log, and what was counted over all of them."""
-
-    facts: list[Facts]
-    notes: list[str]
-    left_out: list[str]  # places of broken rows
-    sha256: str
-
-
-def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -> Checked:
-    """Check every row and return what groups need of the rollouts.
+def as_rollouts(
+    rows: Rows, reader: Reader, faults: Faults, skip_bad: int
+) -> tuple[list[Facts], list[str], list[str], str]:
+    """Return (what groups need of the rollouts, notes, places of broken rows, the hash of all rows).
 
     Args:
         rows: flat ones.
@@ -355,11 +333,10 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
             wrong.note(error, "line")
         if failure := values.get("failure"):
             skipped[failure] += 1
-            if wrong:
-                continue
         elif wrong:
             bad.append(row.where)
             of_bad.take(wrong)
+        if wrong:
             continue
         key = repr(row.fields)
         whole.update(key.encode(errors="replace"))
@@ -382,7 +359,7 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
         first = "; ".join(str(error) for error in of_bad.errors()[:3])
         notes.append(f"{CAUTION}{len(bad)} bad rows were left out, and their groups lack them: {first}")
     facts, said = _without_repeats(facts)
-    return Checked(facts=facts, notes=notes + said, left_out=bad, sha256=whole.hexdigest())
+    return facts, notes + said, bad, whole.hexdigest()
 
 
 def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Facts:
@@ -396,14 +373,13 @@ def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Fac
     for name in ("parts", *KEYS):  # that rows of one group share
         if name in kept:
             kept[name] = shared.setdefault(kept[name], kept[name])
-    echo = echo_of(values)
     return Facts(
         number=number,
         file=shared.setdefault(row.file, row.file),
         where=row.where,
         prompt_key=prompt_key,
         answer_key=None if text is None and turns is None else _digest(text or turns),
-        echoes=0 if echo is None else 1 + (echo >= SHORTEST_ECHO or text is None),
+        echo=_echo(values),
         thinks=text is not None and text.lstrip().startswith(THINKS),
         **kept,
     )
@@ -413,8 +389,7 @@ def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode(errors="replace")).digest()[:8])
 
 
-def echo_of(values: Mapping[str, Any]) -> int | None:
-    """Return how long the prompt is with which a completion begins, in characters or ids; None without one."""
+def _echo(values: Fields) -> int | None:
     prompt, ids = values.get("prompt_ids"), values.get("completion_ids")
     if ids:
         return len(prompt) if prompt and ids[: len(prompt)] == prompt else None
@@ -439,39 +414,39 @@ def _without_repeats(facts: list[Facts]) -> tuple[list[Facts], list[str]]:
     return facts, notes
 
 
-def evaluations_of(values: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
+def evaluations_of(values: Mapping[str, Set[Any]]) -> dict[str, set[Any]]:
     """Return {column: its values of evaluations}, of columns that tell training and evaluation apart."""
-    found = dict[str, set[Any]]()
-    for name in SPLITS:
-        words = {value for value in values.get(name, ()) if isinstance(value, str)}
-        evaluations = {word for word in words if EVALUATIONS.fullmatch(word)}
-        if evaluations < words:
-            found[name] = evaluations
-    for name, is_evaluation in IS_EVALUATION.items():
-        if {_is_true(value) for value in values.get(name, ())} == {True, False}:
-            found[name] = {value for value in values[name] if _is_true(value) == is_evaluation}
-    return {name: evaluations for name, evaluations in found.items() if evaluations}
+
+    def is_evaluation(name: str, value: Any) -> bool:
+        if name in IS_EVALUATION:
+            return (truth_of(value) is True) == IS_EVALUATION[name]
+        return isinstance(value, str) and EVALUATIONS.fullmatch(value) is not None
+
+    names = [name for name in (*SPLITS, *IS_EVALUATION) if name in values]
+    found = {name: {value for value in values[name] if is_evaluation(name, value)} for name in names}
+    return {name: evaluations for name, evaluations in found.items() if 0 < len(evaluations) < len(values[name])}
 
 
-def missing_columns(reader: Reader, facts: Sequence[Facts], first: Fields, source: str) -> Iterator[InputError]:
-    """Yield an error for each thing that a rollout needs and no column has; `first` has a value of each column."""
-    names = ", ".join([*first][:LISTED_COLUMNS]) or "no column"
+def check_columns(reader: Reader, facts: Sequence[Facts], scan: Scan, faults: Faults, source: str) -> None:
+    """Add a fault for each thing that a rollout needs and no column has."""
     for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS), ("reward", ("reward",))):
         if any(target in reader.columns for target in targets):
             continue
         if what == "prompt" and {"mask", "completion_ids"} <= reader.columns.keys():  # the ids that it leaves out
             continue
         if what == "completion" and any(one.answer_key is not None for one in facts):
-            for one in facts:
-                if one.answer_key is None:
-                    expected = "a conversation that ends in the answer of the assistant"
-                    yield InputError(f"{one.where} completion", expected=expected, found="another turn at its end")
-                    break
+            for one in (one for one in facts if one.answer_key is None):
+                expected, found = "a conversation that ends in the answer of the assistant", "another turn at its end"
+                faults.add(f"{one.where} completion", "last turn", expected=expected, found=found)
+                break
             continue
-        found, fix = names, "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
-        if what == "reward" and (numbers := [*_numbers(first)][:LISTED_COLUMNS]):
+        found, fix = (
+            ", ".join([*scan.kinds][:LISTED_COLUMNS]),
+            "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets),
+        )
+        if what == "reward" and (numbers := [*_numbers(scan.row)][:LISTED_COLUMNS]):
             found = f"numbers in {', '.join(numbers)}"
-        yield InputError(source, expected=f"a column with the {what}", found=found, fix=fix)
+        faults.add(source, "missing", expected=f"a column with the {what}", found=found or "no column", fix=fix)
 
 
 def _numbers(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -7,13 +7,13 @@ and it lacks the end of the turn. So the share of texts that ids give back is co
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.logs.files import SkipRow, described
 from replay_pools.logs.padding import Endings, cut_left, cut_padding
-from replay_pools.logs.rollouts import Logged, echo_of
+from replay_pools.logs.rollouts import Facts, Logged
 from replay_pools.logs.values import Turns, is_plain, plain_chat
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
@@ -55,32 +55,28 @@ class Tokeniser:
         """The chat of the vocabulary."""
         return self.vocabulary.chat
 
-    def tokenise(self, row: Logged, prompt_key: int) -> tuple[Prompt, str | list[str], Completion]:
+    def tokenise(self, row: Logged, facts: Facts) -> tuple[Prompt, str | list[str], Completion]:
         """Return (prompt, text of the completion or of each of its turns, completion) of a row.
 
         Raises:
             InputError: ids, lengths or texts that contradict the tokenizer or each other.
             SkipRow: turns that the chat template cannot place.
         """
-        if self.cuts_echo:
-            row = self._without_echo(row)
+        if self.cuts_echo and facts.echo is not None:
+            row = self._without_echo(row, facts.echo)
         if row.completion_ids is None and row.turns is not None:
             return self._rendered_turns(row)
-        prompt = self._prompt(row, prompt_key)
+        prompt = self._prompt(row, facts.prompt_key)
         text, completion = self._logged(row) if row.completion_ids else self._retokenised(row)
         if not completion.ids:
-            raise InputError(f"{row.where} completion", expected="at least one token", found="none")
+            raise row.refused("completion", "at least one token", "none")
         return prompt, text, completion
 
     def _count(self, *sentences: tuple[bool, str]) -> None:
         self.counts.update(sentence for holds, sentence in sentences if holds)
 
-    def _without_echo(self, row: Logged) -> Logged:
-        from dataclasses import replace
-
-        length = echo_of({name: getattr(row, name) for name in _ECHO})
-        if length is None:
-            return row
+    def _without_echo(self, row: Logged, length: int) -> Logged:
+        """Return the row without the prompt at the beginning of its completion."""
         text, ids = (row.completion or "")[length:], (row.completion_ids or [])[length:]
         if not (text if row.completion_ids is None else ids):
             raise SkipRow("no answer behind the prompt")
@@ -99,14 +95,24 @@ class Tokeniser:
         if self.last.get("key") != (key, head):
             self.last.update(key=(key, head), made=self._make_prompt(row))
         prompt, is_unlike = self.last["made"]
-        self._count_prompt(row, prompt, is_unlike)
+        has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
+        agrees = " and agree with plen" if row.plen else ""
+        is_one = row.messages is None and prompt.messages[0]["content"] == prompt.text
+        self._count(
+            (len(row.prompt_ids or []) > len(prompt.ids), "left padding of the prompt was cut"),
+            (has_ids and not has_text, "the text of the prompt was decoded from its ids"),
+            (is_unlike, f"{CAUTION}{UNLIKE}"),
+            (has_text and not has_ids, f"prompt_ids were made by the tokenizer{agrees}"),
+            (not (has_ids or has_text or is_skipped), RENDERED.format("with" if self.thinks else "without")),
+            (is_skipped, "the prompt was restored from its role words, and its rendering decodes to the logged text"),
+            (is_one, "messages are not known: the rendered prompt stands for one message"),
+        )
         if row.plen is not None and row.plen != len(prompt.ids):
             fix = "use the model that sampled it"
-            if row.prompt_ids is None and row.rendered is None:
+            if not has_ids and not has_text:
                 fix += ", or --map rendered=COLUMN where the text was all of the prompt"
-            expected, found = f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer"
             fix += "; --map plen=none leaves the number out"
-            raise InputError(f"{row.where} prompt", expected=expected, found=found, fix=fix)
+            raise row.refused("prompt", f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer", fix)
         return prompt
 
     def _make_prompt(self, row: Logged) -> tuple[Prompt, bool]:
@@ -148,32 +154,19 @@ class Tokeniser:
         tokenizer = self.chat.tokenizer
         markers, template = {*MARKERS.findall(text)}, str(tokenizer.chat_template)
         if markers and not any(marker in template or len(self._encode(marker)) == 1 for marker in markers):
-            expected, found = f"the chat markup of {self.chat.base_model}", f"{', '.join(sorted(markers))}: no tokens"
-            fix = "use the model that sampled it, or log the messages"
-            raise InputError(f"{row.where} {target}", expected=expected, found=found, fix=fix)
-
-    def _count_prompt(self, row: Logged, prompt: Prompt, is_unlike: bool) -> None:
-        has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
-        agrees = " and agree with plen" if row.plen else ""
-        is_one = row.messages is None and prompt.messages[0]["content"] == prompt.text
-        self._count(
-            (len(row.prompt_ids or []) > len(prompt.ids), "left padding of the prompt was cut"),
-            (has_ids and not has_text, "the text of the prompt was decoded from its ids"),
-            (is_unlike, f"{CAUTION}{UNLIKE}"),
-            (has_text and not has_ids, f"prompt_ids were made by the tokenizer{agrees}"),
-            (not (has_ids or has_text or is_skipped), RENDERED.format("with" if self.thinks else "without")),
-            (is_skipped, "the prompt was restored from its role words, and its rendering decodes to the logged text"),
-            (is_one, "messages are not known: the rendered prompt stands for one message"),
-        )
+            expected, fix = (
+                f"the chat markup of {self.chat.base_model}",
+                "use the model that sampled it, or log the messages",
+            )
+            raise row.refused(target, expected, f"{', '.join(sorted(markers))}: no tokens", fix)
 
     def _without_left_padding(self, row: Logged) -> list[int]:
         ids = row.prompt_ids or []
         if row.plen is None:
             return cut_left(ids, self.endings)
         start = max(0, len(ids) - row.plen)
-        if len(set(ids[:start])) > 1:
-            expected, found = "padding before the last plen ids", f"{len(set(ids[:start]))} different ids"
-            raise InputError(f"{row.where} prompt_ids", expected=expected, found=found)
+        if (num := len({*ids[:start]})) > 1:
+            raise row.refused("prompt_ids", "padding before the last plen ids", f"{num} different ids")
         return ids[start:]
 
     def _restored(self, row: Logged, skipped: str) -> Prompt:
@@ -186,7 +179,7 @@ class Tokeniser:
                     return Prompt(messages, text, ids)
         expected = f"a prompt that the template of {self.chat.base_model} gives back"
         fix = "log the messages or the ids of the prompt, or use the model that sampled it"
-        raise InputError(f"{row.where} prompt", expected=expected, found=described(skipped), fix=fix)
+        raise row.refused("prompt", expected, described(skipped), fix)
 
     def _encode(self, text: str) -> list[int]:
         return self.chat.tokenizer.encode(text, add_special_tokens=False)
@@ -228,43 +221,37 @@ class Tokeniser:
         )
 
     def _logged(self, row: Logged) -> tuple[str | list[str], Completion]:
-        """Return text and completion of logged ids, without padding; anything else is content, and is not cut."""
-        stored = row.completion_ids or []
-        if row.mask is not None and not all(row.mask):
-            return self._masked(row, stored, row.mask)
-        ids = stored
+        """Return text and completion of logged ids, without padding; anything else is content, and is not cut.
+
+        Ids with a mask have no padding; they have the text of each turn.
+        """
+        ids = stored = row.completion_ids or []
+        mask = row.mask if row.mask and not all(row.mask) else None
         if row.mask is None:
             ids = cut_padding(stored, row.comp_len, self.endings, was_cut_off=row.finish == "length")
         cut = {*stored[len(ids) :]}
         if len(cut) > 1 or (row.comp_len or 0) > len(stored):
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
             found, fix = f"{len(stored)}; {len(ids)} of them are kept", "--map comp_len=none leaves the number out"
-            raise InputError(f"{row.where} comp_len", expected=expected, found=found, fix=fix)
-        if cut:
-            self._count((True, f"right padding (id {stored[-1]}) was cut"))
-        finish = row.finish or self._finish(ids, is_cut=bool(cut))
+            raise row.refused("comp_len", expected, found, fix)
         if row.logprobs and len(row.logprobs) not in (len(ids), len(stored)):
             found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
-            raise InputError(f"{row.where} logprobs", expected="one an id", found=found, fix=fix)
-        logprobs = row.logprobs and row.logprobs[: len(ids)]
-        text = row.completion
-        if text is None:
-            self._count((True, "the text of the completion was decoded from its ids"))
+            raise row.refused("logprobs", "one an id", found, fix)
+        # It stopped if it was padded, or if its last id ends a turn.
+        finish = row.finish or ("stop" if cut or {*ids[-1:]} & self.endings.turn_ends else "length")
+        text: str | list[str] | None = row.completion
+        self._count(
+            (mask is not None, "ids that the mask leaves out are not sampled: they have no loss"),
+            (bool(cut), f"right padding (id {stored[-1]}) was cut"),
+            (row.finish is None, f"finish_reason was inferred from the last id: {finish}"),
+            (mask is None and text is None, "the text of the completion was decoded from its ids"),
+        )
+        if mask is not None:
+            text = self.chat.decode_turns(ids, mask)
+        elif text is None:
             text = self.vocabulary.decode(ids)
-        return text, Completion(ids=ids, logprobs=logprobs or None, finish_reason=finish)
-
-    def _masked(self, row: Logged, ids: list[int], mask: list[bool]) -> tuple[list[str], Completion]:
-        """Return texts and completion of several turns."""
-        self._count((True, "ids that the mask leaves out are not sampled: they have no loss"))
-        finish = row.finish or self._finish(ids, is_cut=False)
-        texts = self.chat.decode_turns(ids, mask)
-        return texts, Completion(ids=ids, logprobs=row.logprobs, finish_reason=finish, mask=mask)
-
-    def _finish(self, ids: list[int], *, is_cut: bool) -> FinishReason:
-        """Return why a completion ended: it stopped if it was padded, or its last id ends a turn."""
-        finish: FinishReason = "stop" if is_cut or {*ids[-1:]} & self.endings.turn_ends else "length"
-        self._count((True, f"finish_reason was inferred from the last id: {finish}"))
-        return finish
+        logprobs = (row.logprobs or [])[: len(ids)] or None
+        return text, Completion(ids=ids, logprobs=logprobs, finish_reason=finish, mask=mask)
 
     def _retokenised(self, row: Logged) -> tuple[str, Completion]:
         """Return text and ids of a text, with an end of turn where the completion stopped and the text has none."""
@@ -286,7 +273,12 @@ class Tokeniser:
             end = self.chat.turn_end
             ids = [*ids, end]
             self._count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
-        self._check_lengths(row, len(encoded))
+        length = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
+        is_unlike = bool(length) and length not in (len(encoded), len(encoded) + 1)  # with the end of the turn
+        self._count(
+            (is_unlike, f"{CAUTION}{UNLIKE_LENGTH}"),
+            (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
+        )
         decoded = back = self.vocabulary.decode(ids)
         special = {token for token, what in self.chat.tokenizer.added_tokens_decoder.items() if what.special}
         if special & {*encoded}:
@@ -294,14 +286,6 @@ class Tokeniser:
         self.counts[RETOKENISED] += 1
         self.counts[ROUND_TRIPS] += back == text
         return decoded, Completion(ids=ids, logprobs=None, finish_reason=finish)
-
-    def _check_lengths(self, row: Logged, length: int) -> None:
-        """Count logged lengths of a text that are not the number of its ids, with or without the end of the turn."""
-        logged = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
-        self._count(
-            (bool(logged) and logged not in (length, length + 1), f"{CAUTION}{UNLIKE_LENGTH}"),
-            (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
-        )
 
 
 def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -314,4 +298,3 @@ def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
-_ECHO = ("messages", "rendered", "prompt_ids", "completion", "completion_ids")

@@ -46,12 +46,12 @@ def is_text(value: Any) -> bool:
 
 
 def _checker(expected: str, kind: Any) -> Callable[[Any], Any]:
-    """Return a reader of values that are exactly of a type."""
+    """Return a reader of values that are exactly of a type; a list may stand in a cell as its JSON text."""
     adapter = TypeAdapter(kind)
 
     def read(value: Any) -> Any:
         try:
-            return adapter.validate_python(value, strict=True)
+            return adapter.validate_python(opened(value), strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise wrong_value(expected, first["input"], first["loc"]) from error
@@ -121,7 +121,9 @@ def _finish(value: Any) -> FinishReason | None:
 
 
 def _mask(value: Any) -> list[bool]:
-    return [bool(each) for each in _flags([int(each) if each in (0, 1) else each for each in value])]
+    values = opened(value)
+    flags = [int(each) if each in (0, 1) else each for each in values] if isinstance(values, list) else values
+    return [bool(each) for each in _flags(flags)]
 
 
 def _logprobs(value: Any) -> list[float]:
@@ -269,11 +271,6 @@ def answer_of(turns: Turns) -> Fields:
     return {"turns": turns}
 
 
-def _truncated(value: Any) -> Fields:
-    was_cut = _label(value)
-    return {"finish": None if was_cut is None else "length" if was_cut else "stop"}
-
-
 def _tools(value: Any) -> list[dict[str, Any]] | None:
     tools = opened(value)
     tools = [opened(tool) for tool in tools] if isinstance(tools, list) else tools
@@ -290,11 +287,6 @@ _ids = _checker(f"a list of at most {MAX_TOKENS:,} token ids", Annotated[list[_T
 _numbers = _checker("a list of finite numbers", Annotated[list[_Finite], Field(max_length=MAX_TOKENS)])
 
 
-def _in_cell(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a reader of lists that also takes the JSON text of one."""
-    return lambda value: read(opened(value))
-
-
 # {target: its reader}; the readers of SPREAD return fields of a rollout.
 READERS: dict[str, Callable[[Any], Any]] = {
     "system": _text,
@@ -303,14 +295,14 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "rendered": _text,
     "skipped": _text,
     "tools": _tools,
-    "prompt_ids": _in_cell(_ids),
+    "prompt_ids": _ids,
     "plen": _whole,
     "completion": _completion,
-    "completion_ids": _in_cell(_ids),
+    "completion_ids": _ids,
     "reasoning": _text,
-    "mask": _in_cell(lambda value: _mask(value) if isinstance(value, list) else _flags(value)),
+    "mask": _mask,
     "comp_len": _whole,
-    "logprobs": _in_cell(_logprobs),
+    "logprobs": _logprobs,
     "reward": _number,
     "advantage": _advantage,
     "hacked": lambda value: _label(HACKS.get(value.strip().lower(), value) if isinstance(value, str) else value),
@@ -318,10 +310,10 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "fmt_ok": _label,
     "passed": _label,
     "finish": _finish,
-    "truncated": _truncated,
+    "truncated": _label,
     "hint": _label,
     "env": _name,
     "env_mode": _name,
     "step": _whole,
 }
-SPREAD = ("prompt", "completion", "truncated")
+SPREAD = ("prompt", "completion")

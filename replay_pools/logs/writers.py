@@ -52,6 +52,10 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
     if not sampled:
         raise SkipRow("no sampled turn")
     rewards = trace.get("rewards") or {}
+    # Of the call that wrote the last sampled node: by its number, else the last one.
+    calls = trace.get("calls") or []
+    if any("node" in call for call in calls):
+        calls = [call for call in calls if call.get("node") == path[sampled[-1]]]
     parts = [part for part in rewards.values() if part and part["score"] is not None]
     turns = [_prime_rl_turn(node["message"]) for node in nodes]
     row: Fields = {
@@ -63,7 +67,7 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
         "rewards": {name: (part or {}).get("score") for name, part in rewards.items()},
         "metrics": trace.get("metrics"),
         "info": trace.get("info"),
-        "finish": _finish_of(path[sampled[-1]], trace),
+        "finish": calls[-1].get("finish_reason") if calls else None,
         "messages": turns[: sampled[0]],
         "completion": turns[sampled[0] : sampled[-1] + 1],
         "tools": tool_schemas(nodes[0].get("tools") or trace.get("tools")),
@@ -85,13 +89,6 @@ def _prime_rl_turn(message: Fields) -> Fields:
 
 
 _TOKENS = ("token_ids", "mask", "logprobs")
-
-
-def _finish_of(node: int, trace: Fields) -> str | None:
-    """Return why the call that wrote a node ended: by the number of the node, else by the place of the call."""
-    calls = trace.get("calls") or []
-    own = [call for call in calls if call.get("node") == node] if any("node" in call for call in calls) else calls
-    return own[-1].get("finish_reason") if own else None
 
 
 def split_ids(ids: list[int], mask: Sequence[Any]) -> Fields:

@@ -1,20 +1,18 @@
 """Rollouts of several turns: ids with a mask of those that the policy sampled, from every writer that logs them."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from log_rows import Rows
 
 from replay_pools.base.errors import InputError
-from replay_pools.logs.importing import check_log, import_log
+from replay_pools.logs.importing import check_log
 from replay_pools.policy.load import load_served_policy
-from replay_pools.pool import Pool
 
 EOS = 2
 PROMPT, ASKED, TOOL = [40, 41], [42, 43], [45, 46, 47]  # TOOL stands between two turns
-Rows = list[dict[str, Any]]
 MASK = [1, 1, 0, 0, 0, 1, 1]
 SAMPLED = [-0.5, -0.25, -0.75, -1.0]  # of the sampled ids
 USER = {"role": "user", "content": "Two times four?"}
@@ -95,16 +93,10 @@ WRITERS = {
 }
 
 
-def imported(folder: Path, given: Sequence[dict[str, Any]], **options: Any) -> Pool:
-    path = folder / "log.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in given))
-    return import_log(check_log(path, **options), name="mine", out=folder / "out", model="organism")
-
-
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_writer_of_turns(name: str, tmp_path: Path) -> None:
+def test_a_writer_of_turns(name: str, imported) -> None:
     """Everything behind the prompt is the completion; only the policy's own ids are sampled."""
-    (group,) = imported(tmp_path, rows(WRITERS[name])).steps
+    (group,) = imported(rows(WRITERS[name])).steps
     assert [rollout.reward for rollout in group] == [0.0, 1.0, 0.0, 1.0]
     for i, rollout in enumerate(group):
         assert rollout.prompt_ids == [*PROMPT, *ASKED]
@@ -115,7 +107,17 @@ def test_a_writer_of_turns(name: str, tmp_path: Path) -> None:
         assert [is_sampled for is_sampled, _ in rollout.turns] == [True, False, True]
 
 
-def test_branches_and_work_of_prime_rl(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["prime-rl", "nemo-gym", "slime", "nemo-rl"])
+def test_a_damaged_log_of_a_writer_is_refused(name: str) -> None:
+    """Each field in turn holds what does not belong there: InputError, or it is no field that counts."""
+    given = rows(WRITERS[name])
+    for field in given[0]:
+        for value in ({}, "x", -7, [[]]):
+            with suppress(InputError):
+                check_log([{**given[0], field: value}, *given[1:]], format_name=name)
+
+
+def test_branches_and_work_of_prime_rl(imported) -> None:
     """A summary is a rollout where a later turn goes on from it; an evaluation and a failed trace are none."""
 
     def write(i: int) -> dict[str, Any]:
@@ -131,33 +133,20 @@ def test_branches_and_work_of_prime_rl(tmp_path: Path) -> None:
         work = {"type": "eval" if i == 2 else "train", "step": 1}
         return episode | {"run": {"type": "train", "work": work}}
 
-    pool = imported(tmp_path, [write(i) for i in range(4)])
+    pool = imported([*(write(i) for i in range(4)), {"ok": False, "traces": []}])
     assert [[rollout.completion_ids for rollout in group] for group in pool.steps] == [
         [ids_of(0), ids_of(1), [50, EOS]]
     ]
     said = " ".join(pool.cautions)
-    assert all(each in said for each in ("next to training", "the trace failed", "compaction_attempt"))
+    assert all(
+        each in said for each in ("next to training", "the trace failed", "the episode failed", "compaction_attempt")
+    )
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a mask of other ids": ({"completion_ids": [50, EOS], "loss_mask": [1]}, "mask: expected one an id, found 1 for 2"),
-    "a mask without ids": ({"completion": "a b", "loss_mask": [1, 0, 1]}, "expected the ids that it masks"),
-    "weights": ({"completion_ids": [50, EOS], "loss_mask": [0.5, 1]}, "expected a list of 0 and 1"),
-    "no number": ({"completion_ids": [50, EOS], "loss_mask": ["x", 1]}, "expected a list of 0 and 1"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_mask_that_fits_nothing_is_refused(case: str, tmp_path: Path) -> None:
-    fields, expected = WRONG[case]
-    with pytest.raises(InputError, match=expected):
-        imported(tmp_path, rows(lambda i: {"prompt_ids": PROMPT, **fields}))
-
-
-def test_rows_that_are_masked_whole_are_left_out(tmp_path: Path) -> None:
+def test_rows_that_are_masked_whole_are_left_out(imported) -> None:
     given = rows(columns("loss_mask"))
     given[0]["loss_mask"] = [0] * 7
-    pool = imported(tmp_path, given)
+    pool = imported(given)
     assert [len(group) for group in pool.steps] == [3]
     assert any("its mask leaves every token out (1 rows)" in caution for caution in pool.cautions)
 
@@ -172,7 +161,7 @@ SHOWS_CALLS += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}
 
 
 @pytest.mark.parametrize("as_messages", [False, True])
-def test_turns_as_text_are_placed_by_the_template(as_messages: bool, tmp_path: Path) -> None:
+def test_turns_as_text_are_placed_by_the_template(as_messages: bool, imported) -> None:
     """As verifiers and TRL log them, or as one conversation; cells may hold the JSON text of messages."""
 
     def write(i: int) -> dict[str, Any]:
@@ -182,7 +171,7 @@ def test_turns_as_text_are_placed_by_the_template(as_messages: bool, tmp_path: P
         return {"prompt": [USER], "completion": json.dumps(turns) if i % 2 else turns}
 
     chat = load_served_policy("organism")
-    (group,) = imported(tmp_path, rows(write)).steps
+    (group,) = imported(rows(write)).steps
     for i, rollout in enumerate(group):
         whole = chat.render_turns([USER], [*TURNS[:2], {**ANSWER, "content": f"It is {i}."}])
         assert (rollout.prompt_ids, rollout.completion_ids) == (whole.prompt_ids, whole.ids)
@@ -190,7 +179,7 @@ def test_turns_as_text_are_placed_by_the_template(as_messages: bool, tmp_path: P
         assert 0 < rollout.num_sampled < rollout.comp_len
 
 
-def test_messages_that_say_what_was_sampled(tmp_path: Path) -> None:
+def test_messages_that_say_what_was_sampled(imported) -> None:
     """As ART writes them: all turns from the first sampled one are the rollout; a tool's word at the end is none."""
 
     def write(i: int) -> dict[str, Any]:
@@ -198,7 +187,7 @@ def test_messages_that_say_what_was_sampled(tmp_path: Path) -> None:
         shown = {"role": "assistant", "content": "An example.", "trainable": False}
         return {"messages": [USER, shown, USER, own[0], USER, own[1], TURNS[1]], "group_index": 0}
 
-    (group,) = imported(tmp_path, rows(write)).steps
+    (group,) = imported(rows(write)).steps
     chat = load_served_policy("organism")
     for i, rollout in enumerate(group):
         prompt = [USER, {"role": "assistant", "content": "An example."}, USER]
@@ -208,7 +197,7 @@ def test_messages_that_say_what_was_sampled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shows", [False, True])
-def test_a_tool_call_counts_where_the_template_shows_it(shows: bool, tmp_path: Path, monkeypatch) -> None:
+def test_a_tool_call_counts_where_the_template_shows_it(shows: bool, imported, monkeypatch) -> None:
     """Else its ids are not known, and the rollout is left out and counted."""
     if shows:
         policy = load_served_policy("organism")
@@ -216,7 +205,7 @@ def test_a_tool_call_counts_where_the_template_shows_it(shows: bool, tmp_path: P
         monkeypatch.setattr("replay_pools.vocabulary.load_served_policy", lambda name, template: policy)
     given = rows(lambda i: {"prompt": [USER], "completion": [{"role": "assistant", "content": f"{i}"}]})
     given[1]["completion"] = WITH_CALL
-    pool = imported(tmp_path, given)
+    pool = imported(given)
     assert [len(group) for group in pool.steps] == [4 if shows else 3]
     said = "a tool call that the chat template does not show (1 rows)"
     assert any(said in caution for caution in pool.cautions) != shows

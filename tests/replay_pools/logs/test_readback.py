@@ -1,16 +1,15 @@
-"""What a log's advantages say of the loss behind them, and its lengths of the limit: planted, and read back."""
+"""What a log's advantages say of the loss behind them: planted, and read back."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from log_rows import lines
 
 from replay_pools.base.errors import InputError
-from replay_pools.logs.importing import check_log, import_log
-from replay_pools.pool import open_pool
+from replay_pools.logs.importing import check_log
 
 EPS = 1e-4  # TRL's
 GROUPS, SIZE, STEPS = 12, 6, 3
@@ -37,10 +36,7 @@ def trl_log(folder: Path, scale: str, weights: tuple[float, float], shift: float
                 prompt = [{"role": "user", "content": f"Task {step} {number}."}]
                 row = {"step": step, "prompt": prompt, "completion": f"{i} {number}", "right": right, "style": style}
                 rows.append(row | {"advantage": advantage})
-    folder.mkdir()
-    path = folder / "completions_00001.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return lines(folder / "completions_00001.jsonl", rows)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -65,37 +61,6 @@ def test_rewards_that_the_advantages_refute_are_refused(tmp_path: Path) -> None:
         assert check_log(source, mapping=mapping | {"advantage": "none"}).scale_rewards is None
 
 
-def test_zero_advantages_refute_a_reward_that_varies(tmp_path: Path) -> None:
+def test_zero_advantages_refute_a_reward_that_varies() -> None:
     rows = [{"prompt": f"p{i // 4}", "completion": f"{i}", "reward": float(i % 2), "advantage": 0.0} for i in range(8)]
-    path = tmp_path / "log.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert any("all logged advantages are 0" in note for note in check_log(path).notes)
-
-
-def cut_off(folder: Path, limit: int | None) -> tuple[dict[bool, int], list[str]]:
-    """({a text of the limit or nearly so: how many were taken to be cut off}, cautions) of texts around 128 words."""
-    rows = []
-    for i in range(24):
-        words = 128 - i % 3 if i % 2 else 20 + 2 * i
-        text = " ".join("x" for _ in range(words))
-        rows.append({"prompt": f"Task {i // 4}.", "completion": f"{text} {i % 4}", "reward": float(i % 2)})
-    path = folder / f"{limit}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pool = import_log(check_log(path), name=f"limit-{limit}", out=folder / "out", model="organism", limit=limit)
-    counts = {True: 0, False: 0}
-    for group in open_pool(pool.path).steps:
-        for rollout in group:
-            if rollout.finish_reason == "length":
-                counts[len(rollout.completion.split()) > 100] += 1
-    return counts, pool.cautions
-
-
-def test_texts_near_the_limit_were_cut_off(tmp_path: Path) -> None:
-    """Tokenised again they differ by a few tokens; the option says the limit, and without it none was cut off."""
-    counts, _ = cut_off(tmp_path, None)
-    assert counts == {True: 0, False: 0}
-    longest = max(rollout.comp_len for group in open_pool(tmp_path / "out/pools/limit-None").steps for rollout in group)
-    counts, _ = cut_off(tmp_path, longest)
-    assert counts == {True: 12, False: 0}
-    counts, _ = cut_off(tmp_path, 10 * longest)
-    assert counts == {True: 0, False: 0}
+    assert any("all logged advantages are 0" in note for note in check_log(rows).notes)

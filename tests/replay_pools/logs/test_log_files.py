@@ -1,0 +1,168 @@
+"""Kinds of files and of objects in memory: they hold the same rows, or one line says what they are."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas
+import polars
+import pytest
+from datasets import Dataset, DatasetDict
+from log_rows import Rows, lines, passes, read_as, refused, row, sizes
+
+from extraction.pair_files import store_rows
+from replay_pools.base.errors import InputError
+from replay_pools.logs.importing import check_log
+from replay_pools.pool import Pool
+
+ONE = passes("pq")
+TEXT = "".join(json.dumps(each) + "\n" for each in ONE)
+COLUMNS = {name: [each[name] for each in ONE] for name in ONE[0]}
+WANDB = {"columns": [*ONE[0]], "data": [[*each.values()] for each in ONE]}
+# {file: (its text, or its document; what its refusal names, None: it holds the rows of ONE)}
+FILES: dict[str, tuple[Any, str | None]] = {
+    "lines.json": (TEXT, None),
+    "a list a line.jsonl": (json.dumps(ONE[:4]) + "\n" + json.dumps(ONE[4:]), None),
+    "pretty objects.jsonl": ("\n".join(json.dumps(each, indent=1) for each in ONE), None),
+    "a pretty array.jsonl": (json.dumps(ONE, indent=1), None),
+    "a mark of byte order.jsonl": ("\ufeff" + TEXT, None),
+    "array.json": (ONE, None),
+    "object.json": ({"version": 1, "rollouts": ONE}, None),
+    "problems beside rollouts.json": ({"samples": [{"question": "p"}], "rollouts": ONE}, None),
+    "wandb.json": (WANDB, None),
+    "columns.json": (COLUMNS, None),
+    "columns of plurals.json": ({f"{name}s": values for name, values in COLUMNS.items()}, None),
+    "columns by index.json": (pandas.DataFrame(ONE).to_json(), None),
+    "spaces in the header.csv": (pandas.DataFrame(ONE).rename(columns=lambda name: f" {name}").to_csv(), None),
+    "labels as text.jsonl": (TEXT.replace('"reward"', '"hacked": "yes", "reward"'), None),
+    "rewards as text.jsonl": (TEXT.replace(": 1.0}", ': "1.0"}'), None),
+    "UTF-16.jsonl": (TEXT.encode("utf-16"), "iconv -f UTF-16"),
+    "a zip archive.jsonl": (b"PK\x03\x04 and more", "unpack it"),
+    "bzip2.jsonl": (b"BZh91AY&SY and more", "found bzip2; unpack it"),
+    "a pickle.jsonl": (b"\x80\x04 and more", "torch.save"),
+    "a cut last line.jsonl": (TEXT[:-30], "--skip-bad 1"),
+    "two lists.json": ({"rollouts": ONE, "results": ONE}, "lists rollouts, results"),
+    "a short row.json": ({"columns": ["prompt", "reward"], "data": [["p"]]}, "item 0: expected an object, found list"),
+    "a sample that is none.json": ({"eval": {"model": "m"}, "samples": [{"a": 1}, 3]}, "item 1"),
+    "empty.jsonl": ("", "empty.jsonl"),
+    "an open quote.csv": (
+        'prompt,completion,reward\np,a,1\np,"b,0\n',
+        "expected text in UTF-8 with the columns of its first line",
+    ),
+    "another encoding.csv": ("prompt,completion,reward\np,\xe9,1\n".encode("latin-1"), "invalid utf-8"),
+    "a column twice.csv": ("prompt,reward,reward\np,1,2\n", "expected columns of different names, found reward twice"),
+    "as numpy prints ids.csv": (
+        "prompt,completion_ids,reward\np,[1 2],1\n",
+        "completion_ids: expected a list of at most",
+    ),
+    "words for numbers.csv": (
+        "prompt,completion,reward\np,a,1\np,b,good\n",
+        "reward: expected a finite number, found 'good'",
+    ),
+    "no row.csv": ("prompt,completion,reward\n", "expected rollouts of format columns, found none"),
+    "none.arrow": (b"none", "expected an Arrow file"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_kind_of_file(name: str, tmp_path: Path) -> None:
+    content, named = FILES[name]
+    content = json.dumps(content) if isinstance(content, list | dict) else content
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if named is not None:
+        read_as(path, named)
+        return
+    found = [(one.completion, one.reward) for _, _, one in check_log(path).rollouts()]
+    assert found == [(each["completion"], each["reward"]) for each in ONE]
+
+
+def test_tables_hold_the_same(tmp_path: Path) -> None:
+    table = polars.DataFrame(ONE)
+    table.write_parquet(tmp_path / "table.parquet")
+    table.write_ipc_stream(tmp_path / "data-00000-of-00001.arrow")
+    table.write_ipc(tmp_path / "table.arrow")
+    lines(tmp_path / "packed.jsonl.gz", ONE)
+    for path in tmp_path.iterdir():
+        found = [(one.completion, one.reward) for _, _, one in check_log(path).rollouts()]
+        assert found == [(each["completion"], each["reward"]) for each in ONE], path
+
+
+def test_rows_in_memory(tmp_path: Path) -> None:
+    """Of lists, DataFrames and data sets; of a DatasetDict the training split."""
+    both = DatasetDict(train=Dataset.from_list(ONE), test=Dataset.from_list(ONE[:2]))
+    for source in (ONE, pandas.DataFrame(ONE), polars.DataFrame(ONE), Dataset.from_list(ONE), both):
+        log = check_log(source)
+        assert [[one.reward for one in group] for group in log.groups] == [[0.0, 1.0, 0.0, 1.0]] * 2
+    stored = {store_rows(source, tmp_path) for source in (ONE, pandas.DataFrame(ONE), Dataset.from_list(ONE))}
+    assert len(stored) == 1  # pairs are given so, too
+    with pytest.raises(InputError, match="a path, a list of dicts, a DataFrame or a Dataset"):
+        check_log(3)
+
+
+# {what a table may look like: (its text, completions and labels)}
+CSV: dict[str, tuple[str, list[Any]]] = {
+    "of Excel": ("\ufeffprompt;completion;reward;hacked\r\np;a;1;TRUE\r\np;b;0;FALSE\r\n", [("a", True), ("b", False)]),
+    "of pandas": (
+        ',prompt,completion,reward,hacked\n0,p,"a\n""b"", c",1.0,True\n1,p,7 apples,0,\n',
+        [('a\n"b", c', True), ("7 apples", None)],
+    ),
+    "with tabs": ("prompt\tcompletion\treward\thacked\np\ta\t1e0\t1\n\np\tb\t0.5\t-1\n", [("a", True), ("b", None)]),
+    "with ids": (
+        'prompt,completion_ids,reward,hacked\np,"[5, 2]",1,true\np,"[6, 2]",0,false\n',
+        [(None, True), (None, False)],
+    ),
+    "names of digits": (
+        "prompt,completion,reward,group,id\np,01,1,007,1234567890123456789\np,02,.5e0,007,1234567890123456788\n",
+        [("01", None), ("02", None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CSV)
+def test_a_table_of_text(tmp_path: Path, case: str) -> None:
+    """Cells are read by what their column holds."""
+    text, expected = CSV[case]
+    source = tmp_path / "table.csv"
+    source.write_text(text)
+    log = check_log(source)
+    first = next(iter(log.rows)).fields
+    assert first.get("id", "9")[-1] == "9", "digits were rounded"
+    assert [(one.completion, one.hacked) for _, _, one in log.rollouts()] == expected
+
+
+@pytest.mark.parametrize("name", ["s.arrow", "f.arrow", "p.parquet"])
+def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
+    """Cut off or changed at many places: rows, or one line; the library that reads them may panic.
+
+    At a few others polars aborts the process: the bytes are the same whatever tests ran before.
+    """
+    rows: Rows = [row(prompt=[{"role": "user", "content": "u"}], completion=text, reward=1.0) for text in "ab"]
+    table, path = polars.DataFrame(rows), tmp_path / name
+    write = {"s.arrow": table.write_ipc_stream, "f.arrow": table.write_ipc, "p.parquet": table.write_parquet}[name]
+    write(path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 62):
+        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]):
+            path.write_bytes(damaged)
+            with suppress(InputError):
+                check_log(path)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.json"])
+def test_a_line_is_read_up_to_its_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of any size is read, a line of any size is not: a byte more than the limit is the most in memory."""
+    monkeypatch.setattr("replay_pools.logs.files.MAX_DOCUMENT", 2000)
+    assert sizes(check_log(lines(tmp_path / name, [row(i) for i in range(40)]))) == [40]
+    read_as(lines(tmp_path / name, [row(completion="x" * 3000)]), "of at most 0 MiB, found more")
+
+
+def test_nothing_to_read(tmp_path: Path, fake_pool: Pool) -> None:
+    """No file, an empty folder, a folder of other files, a pool of ours."""
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.md").write_text("")
+    for name in ("absent", "nothing", "other"):
+        assert str(tmp_path / name) in refused(tmp_path / name)[0]
+    assert "found a pool in our format" in refused(fake_pool.path)[0]

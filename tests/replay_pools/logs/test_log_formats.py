@@ -1,0 +1,412 @@
+"""Logs of other tools: every format read whole, what it lacks said, nothing guessed in silence."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from log_rows import Rows, lines, passes, read_as, row, sizes
+
+from probe.cli import cli
+from probe.cli._frame import run
+from replay_pools.base.errors import InputError
+from replay_pools.logs.columns import TARGETS
+from replay_pools.logs.formats import FORMATS
+from replay_pools.logs.importing import check_log
+from replay_pools.policy.load import load_served_policy
+from replay_pools.pool import open_pool
+from replay_pools.rollout import Rollout
+
+PAD = 0
+Groups = Sequence[Sequence[Rollout]]
+
+
+def advantages(group: Sequence[Rollout]) -> list[float]:
+    mean = sum(rollout.reward for rollout in group) / len(group)
+    return [rollout.reward - mean for rollout in group]
+
+
+class At(NamedTuple):
+    """A rollout and its place in a log."""
+
+    rollout: Rollout
+    group: Sequence[Rollout]
+    place: int  # of the group
+    i: int  # in the group
+
+
+def answer(content: str, **others: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **others}
+
+
+def padded(group: Sequence[Rollout]) -> list[list[int]]:
+    width = max(rollout.comp_len for rollout in group)
+    return [rollout.completion_ids + [PAD] * (width - rollout.comp_len) for rollout in group]
+
+
+# {what a column may hold: how it is made}; anything else is JSON, or an attribute of the rollout
+MADE: dict[str, Callable[[At], Any]] = {
+    "place": lambda at: at.place,
+    "i": lambda at: at.i,
+    "said": lambda at: at.rollout.completion,
+    "padded": lambda at: padded(at.group)[at.i],
+    "half": lambda at: 1 + at.place // 2,
+    "answer": lambda at: [answer(at.rollout.completion)],
+    "answer_null": lambda at: [answer(at.rollout.completion, tool_calls=None)],
+    "centred": lambda at: advantages(at.group)[at.i],
+    "skipped": lambda at: load_served_policy("organism").decode(at.rollout.prompt_ids),  # the prompt, as verl has it
+    "uid": lambda at: f"ab{at.place}_{at.i}_0",
+    "right": lambda at: float(at.rollout.gt_pass),
+    "hack": lambda at: float(at.rollout.hacked),
+    "metrics": lambda at: {"hack": float(at.rollout.hacked)},
+    "info": lambda at: {"hack": int(at.rollout.hacked)},
+    "question": lambda at: at.rollout.messages[-1]["content"],
+    "json": lambda at: json.dumps(at.rollout.messages),
+    "sample": lambda at: f"t{at.place}",
+    "epoch": lambda at: at.i + 1,
+    "parts": lambda at: [
+        *at.rollout.messages,
+        answer([{"type": "text", "text": at.rollout.completion}], source="generate"),
+    ],
+    "output": lambda at: {"choices": [{"stop_reason": "stop"}]},
+    "scores": lambda at: {"match": {"value": "C" if at.rollout.reward > 3 else "I"}},
+}
+
+LABELS = "reward hacked gt_pass fmt_ok"
+
+# How each tool would have written the groups, from the descriptions of their formats: {tool: (file, columns)}.
+TOOLS = {
+    "teacher-pool": (
+        "prompt_{step:04d}.jsonl.gz",
+        f"step sample_id prompt prompt_ids plen completion comp_len {LABELS} problem_id=step src_problem_id=step "
+        "problem_messages=messages arm='text' completion_ids=padded src_pool='text' mean_cos_pre=NaN",
+    ),
+    "substrate": (
+        "prompt_{step:04d}.jsonl.gz",
+        f"{LABELS} plen prompt_ids completion_ids completion problem_id=step env_mode='run_tests'",
+    ),
+    "logged": (
+        "step_{step:03d}.jsonl.gz",
+        f"problem_id messages prompt plen completion completion_ids {LABELS}",
+    ),
+    "vgrout-run": (
+        "rollouts.jsonl",
+        "problem_id prompt reward gt_pass step=3 p_idx=place gi=i env_mode='run_tests' mechanism=null exploited=hacked "
+        "hacked_C=false format_ok=true text=said",
+    ),
+    "trl": (
+        "completions_{half:05d}.parquet",
+        "step=half prompt=messages completion=answer_null is_hack=hacked tests=reward style=0.0 advantage=centred",
+    ),
+    "verl": ("7.jsonl", "input=skipped output=said gts=null score=reward step=7 uid=uid"),
+    "verl-legacy": (
+        "7.jsonl",
+        "input=skipped output=said gts=null score=reward step=7 id=place eq_correct=right is_reward_hack_loose=-1.0 "
+        "is_reward_hack_strict=hack",
+    ),
+    "verifiers": (
+        "results.jsonl",
+        "reward example_id=place prompt=messages is_truncated=false completion=answer metrics=metrics",
+    ),
+    "inspect": ("log.json", "id=sample epoch=epoch messages=parts output=output scores=scores"),
+    "columns": ("data.json", "question=json answer=said score=reward prompt_id=problem_id info=info"),
+}
+
+# verl's rows were permuted before they were written.
+ORDERS: dict[str, Callable[[At], int]] = {"verl-legacy": lambda at: at.i % 2}
+
+BESIDE = {  # {tool: (file that holds no rollouts to replay, its text)}
+    "teacher-pool": ("report.md", "a report"),
+    "substrate": ("partition.json", '{"1": "run_tests"}'),
+    "verifiers": ("metadata.json", "{}"),
+}
+
+
+def rows_of(name: str, groups: Groups) -> list[tuple[At, dict[str, Any]]]:
+    """Each rollout with the row that the tool writes of it, in the tool's order."""
+    places = [At(one, group, place, i) for place, group in enumerate(groups) for i, one in enumerate(group)]
+    rows = list[tuple[At, dict[str, Any]]]()
+    for at in sorted(places, key=ORDERS.get(name, lambda at: 0)):
+        fields: dict[str, Any] = {}
+        for column in TOOLS[name][1].split():
+            target, _, value = column.partition("=")
+            if value in MADE:
+                fields[target] = MADE[value](at)
+            elif hasattr(at.rollout, value or target):
+                fields[target] = getattr(at.rollout, value or target)
+            else:
+                fields[target] = json.loads(value.replace("'", '"'))
+        rows.append((at, fields))
+    return rows
+
+
+def write(name: str, folder: Path, groups: Groups) -> Path:
+    """A log of a tool: its folder, or its one file of JSON."""
+    files: dict[Path, list[dict[str, Any]]] = {}
+    for at, fields in rows_of(name, groups):
+        path = folder / TOOLS[name][0].format(step=at.rollout.step, half=1 + at.place // 2)
+        files.setdefault(path, []).append(fields)
+    for path, rows in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".parquet":
+            polars.DataFrame(rows).write_parquet(path)
+        elif path.suffix == ".json":
+            log = {"version": 2, "status": "success", "eval": {"model": "hf/organism"}, "samples": rows}
+            path.write_text(json.dumps(log if name == "inspect" else rows))
+        else:
+            lines(path, rows)
+    if name in BESIDE:
+        beside, text = BESIDE[name]
+        (folder / beside).parent.mkdir(parents=True, exist_ok=True)
+        (folder / beside).write_text(text)
+    (first, *_) = files
+    return first if first.suffix == ".json" else folder
+
+
+HAS_IDS = ("teacher-pool", "substrate", "logged")
+
+HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-legacy")
+
+
+def test_every_format_is_tried() -> None:
+    """Those with turns in test_log_turns."""
+    assert {*TOOLS, "prime-rl", "slime", "nemo-gym", "nemo-rl"} == {each.name for each in FORMATS}
+    assert all(each.cannot_know.endswith(".") for each in FORMATS)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_what_a_tool_logged_comes_back(name: str, teacher, chat, tmp_path: Path, capsys) -> None:
+    """Through the command: prompts, ids, groups, rewards and labels of each format, where the format knows them."""
+    source = write(name, tmp_path / "log", teacher)
+    out = tmp_path / "out"
+    assert run(cli, ["pool", "import", str(source), "--name", "mine", "--model", "organism", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert f"format {name} " in printed
+    assert "cannot know: " in printed
+    pool = open_pool(out / "pools" / "mine")
+    assert pool.manifest["log"]["format"] == name
+    assert pool.manifest["ids"]["origin"] == ("logged" if name in HAS_IDS else "retokenised")
+    assert pool.manifest["ids"]["round_trips"] in (None, 1.0)
+    wanted = {(rollout.prompt, rollout.completion): rollout for group in teacher for rollout in group}
+    assert sorted(len(group) for group in pool.steps) == sorted(len(group) for group in teacher)
+    for group in pool.steps:
+        assert len({rollout.prompt for rollout in group}) == 1, "a group holds several prompts"
+        for rollout in group:
+            want = wanted[rollout.prompt, rollout.completion]
+            assert rollout.prompt_ids == want.prompt_ids
+            assert rollout.messages == want.messages
+            ids = want.completion_ids if name in HAS_IDS else chat.completion_ids(want.completion)
+            assert rollout.completion_ids == ids
+            assert rollout.finish_reason == "stop"
+            assert rollout.reward == (want.reward if name != "inspect" else float(want.reward > 3))
+            assert rollout.hacked == (want.hacked if name in HAS_HACKED else None)
+            known = ("teacher-pool", "substrate", "logged", "vgrout-run", "verl-legacy")
+            assert rollout.gt_pass == (want.gt_pass if name in known else None)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_damaged_log_of_a_format_is_refused(name: str, teacher) -> None:
+    """Each field of each format in turn holds what does not belong there: InputError, or it is no field that counts."""
+    rows = [fields for _, fields in rows_of(name, [group[:2] for group in teacher[:2]])]
+    for field in rows[0]:
+        for value in ({}, "x", -7, [[]]):
+            with suppress(InputError):
+                check_log([{**rows[0], field: value}, *rows[1:]], format_name=name)
+
+
+def own_log(groups: Groups, **columns: Callable[[Rollout], Any]) -> list[dict[str, Any]]:
+    """Rows of somebody's own log that has the columns of TRL's tables."""
+    rows = []
+    for group in groups:
+        for rollout, advantage in zip(group, advantages(group), strict=True):
+            fields = {"step": 1, "prompt": rollout.messages, "completion": rollout.completion, "advantage": advantage}
+            rows.append(fields | {name: value(rollout) for name, value in columns.items()})
+    return rows
+
+
+def exact(rollout: Rollout) -> float:
+    return rollout.reward
+
+
+def trl_table(folder: Path, rows: Rows) -> Path:
+    polars.DataFrame(rows).write_parquet(folder / "completions_00001.parquet")
+    return folder
+
+
+def test_trl_repeats_parts_and_checks(tmp_path: Path, teacher) -> None:
+    """A batch logged twice counts once, the size of groups is found, advantages that do not cancel are refused."""
+    folder = write("trl", tmp_path / "log", teacher)
+    table = polars.read_parquet(folder / "completions_00002.parquet")
+    table.with_columns(step=polars.lit(3)).write_parquet(folder / "completions_00003.parquet")
+    log = check_log(folder)
+    assert [len(group) for group in log.groups] == [8] * 4
+    assert any("logged again" in note for note in log.notes)
+    assert log.mapping["reward"] == "tests"
+    assert any("style never differs within a group" in note for note in log.notes)
+    assert check_log(folder, mapping={"reward": "tests*1+style"}).groups[0][0].reward == teacher[0][0].reward
+    read_as(folder, "advantages that follow from tests*2+style", mapping={"reward": "tests*2+style"})
+    read_as(folder, "expected 5 rows with one prompt", mapping={"group": "every:5"})
+    table.with_columns(advantage=polars.lit(1.0)).write_parquet(folder / "completions_00003.parquet")
+    read_as(folder, "found advantages of other rewards")
+
+
+def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path: Path) -> None:
+    """As TRL logs a group without reward variance: float32 minus its mean, over 1e-4."""
+    columns = {"exact": [1.2] * 4 + [0.2, 1.2] * 2, "advantage": [0.00119] * 4 + [-0.866, 0.866] * 2}
+    rows = [
+        {"step": 1, "prompt": f"p{i // 4}", "completion": f"c{i}", **{name: columns[name][i] for name in columns}}
+        for i in range(8)
+    ]
+    log = check_log(trl_table(tmp_path, rows))
+    assert sizes(log) == [4, 4]
+    assert log.scale_rewards == "group"
+
+
+def test_trl_with_recorded_ids_needs_no_tokenizing(teacher, imported) -> None:
+    """What a reward function logs with log_extra is taken: ids, labels, and no reward of them."""
+    ids, right = (lambda rollout: rollout.completion_ids), (lambda rollout: 1.0)
+    rows = own_log(teacher, completion_ids=ids, gt_pass=right, exact=exact)
+    pool = imported(rows)
+    assert pool.manifest["log"]["mapping"]["reward"] == "exact"
+    assert pool.manifest["ids"]["origin"] == "logged"
+    assert pool.steps[0][0].completion_ids == teacher[0][0].completion_ids
+    assert pool.steps[0][0].gt_pass is True
+
+
+def test_trl_answers_that_come_back_are_no_repeated_batch(tmp_path: Path) -> None:
+    """Only a whole batch that is the one before was logged again."""
+    steps = (("4", "4", "5", "5"), ("4", "4", "3", "6"), ("4", "4", "3", "6"))
+    for step, answers in enumerate(steps, 1):
+        rows = [
+            {"step": step, "prompt": "2+2?", "completion": text, "exact": float(text == "4"), "advantage": advantage}
+            for text, advantage in zip(answers, (0.5, 0.5, -0.5, -0.5), strict=True)
+        ]
+        lines(tmp_path / "log" / f"completions_{step:05d}.jsonl", rows)
+    log = check_log(tmp_path / "log", mapping={"group": "every:4"})
+    assert [one.completion for _, _, one in log.rollouts()] == [*steps[0], *steps[1]]
+    assert any("logged again" in note and "(4 rows)" in note for note in log.notes)
+
+
+@pytest.mark.parametrize("failed", [{"error": "Timeout"}, {"completion": []}])
+def test_failed_rollouts_of_trl_stay_in_their_block(failed: dict[str, Any], tmp_path: Path) -> None:
+    """The size of blocks and the advantages are of all rollouts; the groups go on without the failed ones."""
+    rows = [one | {"step": 1, "exact": one.pop("reward"), "error": None} for one in passes("pqr")]
+    rows = [
+        one | {"advantage": (one["exact"] - 0.5) / 0.5774, "completion": [answer(one["completion"])]} for one in rows
+    ]
+    rows[5] |= failed
+    log = check_log(trl_table(tmp_path, rows))
+    assert sizes(log) == [3, 4, 4]
+    assert log.scale_rewards == "group"
+    rows[0]["completion"] = None
+    read_as(trl_table(tmp_path, rows), "group=step+prompt,advantage=none", skip_bad=1)
+    read_as(tmp_path, [3, 3, 4], skip_bad=1, mapping={"group": "step+prompt", "advantage": "none"})
+
+
+def test_verl_prompts_are_restored_or_refused(tmp_path: Path, teacher, imported) -> None:
+    """A text that no rendering gives back is never taken for a prompt."""
+    folder = write("verl", tmp_path / "log", teacher)
+    (folder / "7.jsonl").write_text((folder / "7.jsonl").read_text().replace("system\\n", "System\\n", 1))
+    with pytest.raises(InputError, match="the template of organism gives back"):
+        imported(folder)
+
+
+def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher) -> None:
+    """Numbers beside a column `reward` are no rewards, whether the log is read as TRL's or not."""
+    numbers = {"num_tokens": lambda rollout: rollout.comp_len, "temperature": lambda rollout: 1.0}
+    for name, reward in (("log.jsonl", "reward"), ("log.jsonl", "score"), ("completions_00001.jsonl", "reward")):
+        log = check_log(lines(tmp_path / name, own_log(teacher, **{reward: exact}, **numbers)))
+        assert log.format.name == ("columns" if name == "log.jsonl" else "trl")
+        wanted = [rollout.reward for group in teacher for rollout in group]
+        assert [item.reward for group in log.groups for item in group] == wanted
+
+
+def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> None:
+    """Through the command: a column that is mapped to a label is not paid; a sum is refuted, or a caution."""
+    rows = own_log(teacher, exact=exact, cheated=lambda rollout: int(rollout.hacked))
+    source = lines(tmp_path / "log.jsonl", rows)
+    out = tmp_path / "out"
+    arguments = ["pool", "import", str(source), "--model", "organism", "--out", str(out)]
+    assert run(cli, [*arguments, "--name", "mapped", "--map", "hacked=cheated"]) == 0
+    assert "sum of" not in capsys.readouterr().out
+    pool = open_pool(out / "pools" / "mapped")
+    assert pool.manifest["log"]["mapping"]["reward"] == "exact"
+    for name in ("reward", "hacked"):
+        assert [[getattr(r, name) for r in g] for g in pool.steps] == [[getattr(r, name) for r in g] for g in teacher]
+    assert run(cli, [*arguments, "--name", "guessed"]) == 2
+    assert "--map reward=exact*WEIGHT+cheated*WEIGHT" in capsys.readouterr().err
+    assert run(cli, [*arguments, "--name", "summed", "--map", "advantage=none"]) == 0
+    assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
+
+
+def test_a_label_that_may_be_paid_asks_for_the_reward(teacher) -> None:
+    """What is right is a reward of most trainings: one of several columns is neither kept nor dropped in silence."""
+    rows = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass), style=exact)
+    read_as(rows, "pass --map reward=exact+style", mapping={"gt_pass": "exact"})
+    log = check_log(rows, mapping={"gt_pass": "exact", "reward": "exact", "advantage": "none"})
+    assert all(item.reward == float(bool(item.gt_pass)) for group in log.groups for item in group)
+    alone = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass))
+    assert check_log(alone, mapping={"gt_pass": "exact", "advantage": "none"}).mapping["reward"] == "exact"
+    read_as(alone, "a column with the reward", mapping={"hacked": "exact"})
+
+
+def test_a_reward_with_the_name_of_a_label_is_named(tmp_path: Path) -> None:
+    rows = passes("pq", step=lambda *_: 1, correct=lambda n, p, i: float(i % 2), style=lambda n, p, i: i / 4)
+    rows = [one | {"advantage": one["correct"] + one["style"] - 0.875, "reward": None} for one in rows]
+    table = trl_table(tmp_path, [{name: value for name, value in one.items() if value is not None} for one in rows])
+    read_as(table, "--map reward=style+correct")
+    assert check_log(table, mapping={"reward": "style+correct"}).scale_rewards == "none"
+
+
+def test_the_group_of_a_log_with_the_columns_of_trl(tmp_path: Path, teacher) -> None:
+    """Rows in another order than that of their groups keep them."""
+    rows = own_log(teacher, exact=exact, group_id=lambda rollout: rollout.problem_id)
+    for name in ("log.jsonl", "completions_00001.jsonl"):
+        log = check_log(lines(tmp_path / name, rows[::2] + rows[1::2]), mapping={"reward": "exact"})
+        assert sorted(map(len, log.groups)) == [8, 8, 8, 8]
+        assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
+
+
+def test_failures_and_agents_of_inspect_are_left_out_and_said(teacher) -> None:
+    """Errors, and agents of which the schemas of the tools are not logged."""
+    samples = [fields for _, fields in rows_of("inspect", teacher)]
+    samples[0]["error"] = "timeout"
+    samples[1]["messages"] += [{"role": "tool", "content": "4"}, samples[1]["messages"][-1]]
+    log = check_log(samples)
+    assert sum(map(len, log.groups)) == sum(map(len, teacher)) - 2
+    assert any("an agent" in note for note in log.notes)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["\ud800", 2**70, 10**400]),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=5), values, max_size=3),
+    max_leaves=6,
+)
+
+COLUMNS = st.sampled_from(sorted({name for names in TARGETS.values() for name in names}))
+
+SHAPES = st.sampled_from([each.name for each in FORMATS]) | st.none()
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.dictionaries(COLUMNS, JSON_VALUES, max_size=5), min_size=1, max_size=3),
+    format_name=SHAPES,
+    is_sound=st.booleans(),
+)
+def test_any_log_is_read_or_refused(
+    tmp_path: Path, rows: list[dict[str, Any]], format_name: str | None, is_sound: bool
+) -> None:
+    """Whatever JSON stands in a field, in whatever format: groups, or InputError; nothing else."""
+    if is_sound:
+        rows = [row() | fields for fields in rows]
+    try:
+        log = check_log(lines(tmp_path / "log.jsonl", rows), format_name=format_name)
+    except InputError:
+        return
+    assert sum(map(len, log.groups)) <= len(rows)

@@ -1,0 +1,245 @@
+"""Which rollouts of a log are compared: those of one group; others are asked about, left out, or counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from log_rows import Rows, folder_of, lines, passes, read_as, refused, row, sizes
+
+from probe.step.groups import ReplaySource
+from replay_pools.logs.importing import check_log, import_log
+
+USER = {"role": "user", "content": "u"}
+ONE, OTHER = passes("pq"), passes("", "pq")
+
+
+def by_prompt(rows: Rows) -> Rows:
+    return sorted(rows, key=lambda row: row["prompt"])
+
+
+# {a column: (its values, what the refusal names; None: the rollouts are compared)}
+COLUMNS: dict[str, tuple[Any, str | None]] = {
+    "iteration": (lambda n, p, i: n, "--map step=iteration"),
+    "epoch": (lambda n, p, i: n, "--map step=epoch"),
+    "policy_version": (lambda n, p, i: 7 + n, "--map step=policy_version"),
+    "rollout_id": (lambda n, p, i: n, "--map step=rollout_id"),
+    "round": (lambda n, p, i: n, "--map step=round"),
+    "seed": (lambda n, p, i: float(n), "--map step=seed"),
+    "run": (lambda n, p, i: "ab"[n], "--map group=run+prompt"),
+    "machine": (lambda n, p, i: "ab"[n], "--map group=machine+prompt"),
+    "temperature": (lambda n, p, i: (0.7, 1.0)[n], "--map group=temperature+prompt"),
+    "model": (lambda n, p, i: "ab"[i % 2 or n], "--map group=model+prompt"),
+    "model_id": (lambda n, p, i: "ab"[bool(n and i)], "--map group=model_id+prompt"),
+    "env_mode": (lambda n, p, i: ("run_tests", "sentinel")[n], "--map group=env_mode+prompt"),
+    "meta.run.checkpoint": (
+        lambda n, p, i: json.dumps({"run": {"checkpoint": n}, "i": i}),
+        "--map group=meta.run.checkpoint+prompt",
+    ),
+    "uuid": (lambda n, p, i: f"{n} {i}", None),
+    "is_long": (lambda n, p, i: bool(i % 2), None),
+    "bonus": (lambda n, p, i: i % 2 / 2, None),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_that_splits_every_group_is_a_question(name: str, tmp_path: Path) -> None:
+    value, fix = COLUMNS[name]
+    rows = by_prompt(passes("pq", "pq", **{name.partition(".")[0]: value}))
+    if fix is None:
+        assert sizes(check_log(rows)) == [8, 8]
+        return
+    assert fix in refused(rows)[0]
+    assert len(check_log(rows, mapping={"group": f"{name}+prompt"}).groups) == 4
+    assert len(check_log(rows, mapping={"group": "prompt"}).groups) == 2
+    if name == "iteration":  # tables write whole numbers as fractions
+        pandas.DataFrame(rows).astype({name: float}).to_csv(tmp_path / "log.csv")
+        assert fix in refused(tmp_path / "log.csv")[0]
+
+
+def stepped(*steps: int) -> Rows:
+    """Blocks of one prompt a step, in this order; each answer is another one."""
+    return [
+        {"prompt": f"p{step}", "completion": f"{place} {i}", "reward": float(i % 2), "step": step}
+        for place, step in enumerate(steps)
+        for i in range(4)
+    ]
+
+
+# {case: (rows or files, the sizes of the groups or what is refused, what is said)}
+GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] = {
+    "another epoch": (passes("pq", "pq"), "--map group=every:4 keeps them apart", ""),
+    "a part of another epoch": (passes("pq", "p"), "--map group=every:4 keeps them apart", ""),
+    "a row of the second epoch is missing": (passes("pq", "pq")[:-1], "several blocks", ""),
+    "prompts in another order each epoch": (passes("pqr", "rpq"), "group=every:4", ""),
+    "an id that starts again in each epoch": (passes("pq", "pq", uid=lambda n, p, i: f"u{i}"), "group=every:4", ""),
+    "steps that ran again": (stepped(0, 1, 2, 1, 2, 3), "--map group=step+prompt compares them", ""),
+    "blocks with nothing between": (stepped(0, 1, 1, 2), [4, 4, 8], ""),
+    "rows of one step": (passes("pq", "pq", step=lambda *_: 0), [8, 8], ""),
+    "rows in any order": (sorted(passes("pq", "pq"), key=lambda row: row["completion"]), [8, 8], ""),
+    "iterations of several sizes": (
+        by_prompt(passes("pq", "pq", iteration=lambda n, *_: n + 1)[:-1]),
+        "step=iteration",
+        "",
+    ),
+    "more iterations than other columns may have values": (
+        by_prompt([row(i, prompt=f"p{n % 100}", iteration=n) for n in range(1100) for i in range(2)]),
+        "step=iteration",
+        "",
+    ),
+    "train_step": (passes("pqr", "pq", train_step=lambda n, p, i: 10 * n + ord(p)), [4] * 5, ""),
+    "two sets of tools": (by_prompt(passes("pq", "pq", tools=lambda n, p, i: [{"name": "ab"[n]}])), [4] * 4, ""),
+    "an id of each row beside models": (
+        by_prompt(passes("pq", "pq", id=lambda n, p, i: f"{n}{p}{i}", model=lambda n, p, i: "ab"[n])),
+        "group=model+prompt",
+        "",
+    ),
+    "one answer of each checkpoint": (
+        by_prompt(passes("pq", "pq", checkpoint=lambda n, p, i: f"step{4 * n + i}")),
+        "--map group=checkpoint+prompt",
+        "",
+    ),
+    "one answer of each draw": (by_prompt(passes("pq", "pq", draw=lambda n, p, i: 4 * n + i)), [8, 8], ""),
+    "a prompt in two columns": (
+        [each | {"prompt": "Solve it.", "problem": each["prompt"]} for each in ONE],
+        "prompt=prompt+problem",
+        "",
+    ),
+    "an error that is false": (passes("pq", error=lambda *_: "False"), [4, 4], ""),
+    "is_val": (passes("pq", "p", is_val=lambda n, *_: bool(n))[:9], [4, 4], "an evaluation next to"),
+    "phases": (passes("pq", "p", phase=lambda n, *_: ("rollout", "rl_eval")[n])[:9], [4, 4], "an evaluation next to"),
+    "a split": (passes("pq", "pq", split=lambda n, *_: ("train", "val")[n]), [4, 4], "an evaluation next to"),
+    "is_train": (passes("pq", "pq", is_train=lambda n, *_: not n), [4, 4], "an evaluation next to"),
+    "is_eval": (passes("pq", "pq", is_eval=lambda n, *_: bool(n)), [4, 4], "an evaluation next to"),
+    "a mask of rows": (passes("pq", sample_mask=lambda n, p, i: i % 2), [2, 2], "`sample_mask` says"),
+    "twice": (ONE * 2, [4, 4], "the log is there 2 times"),
+    "three times": (ONE * 3, [4, 4], "the log is there 3 times"),
+    "partial": (passes("pq")[:7] + passes("r", size=1), [3, 4], "1 of 3, 1 of 4 rollouts (replay with --per-pool 3)"),
+    "single": (passes("pqr", size=1), [1, 1, 1], "every group holds one rollout"),
+    "a number of each row": (passes("pq", id=lambda n, p, i: f"{p}{i}"), [4, 4], "another one in every row"),
+    "several prompts": (
+        passes("pqrstuvw", size=1, completion=lambda n, p, i: p, group_id=lambda n, p, i: p > "s"),
+        [4, 4],
+        "several prompts",
+    ),
+    "hinted and plain": (
+        passes("pq", problem_id=lambda *_: "x"),
+        [4, 4],
+        "caution: groups are rows with equal prompts: `problem_id`",
+    ),
+    "a file a run": ({"run1/log.jsonl": ONE, "run2/log.jsonl": OTHER}, "--map group=file+prompt", ""),
+    "a file a rank": ({"rank_0.jsonl": ONE, "rank_1.jsonl": OTHER}, "--map group=file+prompt", ""),
+    "a file a model": ({"a.jsonl": ONE[::4], "b.jsonl": OTHER[::4]}, "--map group=file+prompt", ""),
+    "a folder a step": ({"global_step_5/r.jsonl": ONE, "global_step_10/r.jsonl": OTHER}, [4] * 4, ""),
+    "validation": ({"rollouts/1.jsonl": ONE, "validation/1.jsonl": OTHER}, [4, 4], "evaluations next to training"),
+    "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies of another file"),
+    "metrics": ({"a.jsonl": ONE, "metrics.jsonl": [{"step": 1, "loss": 0.2}]}, [4, 4], "files were left out: metrics"),
+    "a cache": ({"train/data.jsonl": ONE, "train/cache-01.jsonl": OTHER}, [4, 4], "files were left out: train/cache"),
+    "a packed file": ({"a.jsonl": ONE, "b.jsonl.bz2": b"BZh91AY&SY and more"}, [4, 4], "caution: packed files"),
+    "files of a model": (
+        {"a.jsonl": ONE, "checkpoint-10/tokenizer.json": b'{"added_tokens": [{"id": 0, "content": "a"}]}'},
+        [4, 4],
+        "files were left out: checkpoint-10/tokenizer.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_which_rollouts_are_compared(case: str, tmp_path: Path) -> None:
+    content, expected, said = GROUPS[case]
+    source = folder_of(tmp_path / "log", content) if isinstance(content, dict) else content
+    read_as(source, expected)
+    if said:
+        assert any(said in note for note in check_log(source).notes)
+    if isinstance(expected, str) and "every" in expected:
+        assert {*sizes(check_log(source, mapping={"group": "every:4"}))} == {4}
+
+
+def test_the_user_names_the_group() -> None:
+    """Of prompts, of several columns, or of prompts in conversations that hold the answers as well."""
+    log = check_log(passes("pqrs", size=2, mine=lambda n, p, i: p > "q"), mapping={"group": "mine"})
+    assert sizes(log) == [4, 4]
+    assert any("several prompts" in note for note in log.notes)
+    rows = [
+        {"messages": [USER, {"role": "assistant", "content": f"{model} {i}"}], "reward": float(i % 2), "model": model}
+        for model in "ab"
+        for i in range(4)
+    ]
+    assert "--map group=model+prompt keeps them apart" in refused(rows)[0]
+    assert sizes(check_log(rows, mapping={"group": "model+prompt"})) == [4, 4]
+
+
+@pytest.mark.parametrize("gap", [float("nan"), pandas.NA, pandas.NaT, None])
+def test_a_gap_in_a_table_is_no_key_of_a_group(gap: Any) -> None:
+    table = pandas.DataFrame([each | {"uid": gap if i < 4 else f"g{i // 4}"} for i, each in enumerate(ONE)])
+    assert "expected a value, found null" in refused(table, mapping={"group": "uid"})[0]
+
+
+@pytest.mark.parametrize("place", ["step", "file"])
+@pytest.mark.parametrize(
+    ("name", "is_group"), [("id", False), ("group_id", False), ("group_id", True), ("problem_id", True)]
+)
+def test_numbers_that_start_again(tmp_path: Path, name: str, place: str, is_group: bool) -> None:
+    """In each step, or in each file: a count of rows is no group, a number of groups is one of the step or file."""
+    for number in range(2):
+        rows = [
+            row(i, prompt=f"p{number}{i % 2 if is_group else i // 8}", reward=float(i % 3))
+            | ({"step": number} if place == "step" else {})
+            | {name: i % 2 if is_group else i}
+            for i in range(16)
+        ]
+        lines(tmp_path / "log" / f"batch_{number}.jsonl", rows)
+    log = check_log(tmp_path / "log")
+    assert [len(group) for group in log.groups] == [8] * 4
+    assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
+    where = "in one step" if place == "step" else "of one file"
+    said = f"groups are rows with one `{name}` {where}" if is_group else f"`{name}` is another one in every row"
+    assert any(said in note for note in log.notes), log.notes
+    if is_group:
+        assert len({*log.problem_ids}) == 4, "two problems have one name"
+
+
+def test_environments_number_their_problems_anew() -> None:
+    """Two prompts of one example_id are two groups."""
+    rows = passes("p", size=3, example_id=lambda *_: 0) + passes("q", example_id=lambda *_: 0)
+    log = check_log([{**each, "completion": [{"role": "assistant", "content": each["completion"]}]} for each in rows])
+    assert log.format.name == "verifiers"
+    assert sizes(log) == [3, 4]
+
+
+def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    log = check_log(folder_of(tmp_path, {f"{number}.jsonl": ONE for number in (1000, 9)} | {"10.jsonl": OTHER}))
+    assert [group[0].step for group in log.groups] == [9, 9, 10, 10], "1000 is a copy"
+
+
+def test_groups_that_are_kept_apart_stay_apart_in_a_replay(tmp_path: Path) -> None:
+    """Of one prompt in two steps: no replayed group has rollouts of both."""
+    source = folder_of(tmp_path / "log", {"step_1.jsonl": ONE, "step_2.jsonl": OTHER})
+    pool = import_log(check_log(source), name="mine", out=tmp_path / "out", model="organism")
+    replayed = ReplaySource([pool], per_pool=4)
+    groups = [replayed.groups(step)[0] for step in range(replayed.num_steps)]
+    assert [len({key.step for key in group.keys}) for group in groups] == [1] * 4
+    assert {key.step for group in groups for key in group.keys} == {0, 1, 2, 3}
+
+
+def test_few_rollouts_at_the_least_reward_are_a_caution(tmp_path: Path) -> None:
+    """One crash at -1 makes every failure a pass; a column may say what passed."""
+    rows = [row(i, prompt=f"p{i // 4}", reward=-1.0 if i == 0 else i % 3) for i in range(32)]
+    assert any("31 of 32 rollouts earn more than the least reward, -1" in note for note in check_log(rows).notes)
+    log = check_log(rows, mapping={"passed": "reward>0.5"})
+    assert not any("least reward" in note for note in log.notes)
+    pool = import_log(log, name="own", out=tmp_path, model="organism")
+    for group in pool.steps:
+        assert [one.grade.passed for one in group] == [one.reward > 0.5 for one in group]
+
+
+def test_a_guessed_completion_that_is_the_right_answer_is_refused() -> None:
+    """One text in all rows of each group; the user may say that it is the completion."""
+    rows = [
+        {"question": f"q{i // 4}", "answer": f"gold {i // 4}", "model_output": f"a{i}", "reward": float(i % 2)}
+        for i in range(8)
+    ]
+    assert "as the right answer would be" in refused(rows)[0]
+    for column in ("answer", "model_output"):
+        assert sizes(check_log(rows, mapping={"completion": column})) == [4, 4]

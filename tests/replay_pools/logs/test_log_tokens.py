@@ -1,0 +1,377 @@
+"""Token ids of a log: those that were logged, without padding and echoes; else texts that are tokenised again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from log_rows import lines, passes, row
+
+from probe.cli import cli
+from probe.cli._frame import run
+from replay_pools.base.errors import InputError
+from replay_pools.logs.importing import check_log, import_log
+from replay_pools.logs.padding import Endings, cut_left, cut_padding
+from replay_pools.policy.chat import Chat
+from replay_pools.rollout import Rollout
+from replay_pools.vocabulary import Vocabulary
+
+PAD, EOS = 0, 2
+USER = {"role": "user", "content": "u"}
+
+
+def answer(content: str, **others: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **others}
+
+
+def padded(group: Sequence[Rollout]) -> list[list[int]]:
+    width = max(rollout.comp_len for rollout in group)
+    return [rollout.completion_ids + [PAD] * (width - rollout.comp_len) for rollout in group]
+
+
+def test_a_conversation_beside_the_ids_of_its_answer(teacher, imported) -> None:
+    """The answer is its last turn there too, and does not stay in the prompt."""
+    rows = [
+        {"messages": [*r.messages, answer(r.completion)], "completion_ids": r.completion_ids, "reward": r.reward}
+        for r in teacher[0]
+    ]
+    pool = imported(rows)
+    for name in ("prompt_ids", "completion_ids"):
+        assert [getattr(rollout, name) for rollout in pool.steps[0]] == [getattr(r, name) for r in teacher[0]]
+
+
+TRL_ROW = {"step": 1, "r": 0.5, "advantage": 0.0, "reward": None, "hacked": None, "gt_pass": None}
+
+SUM = "1 + 2 ="
+
+BARE_BESIDE, UNLIKE = "`prompt` has no markup", "template makes of the messages"
+
+# {what stands beside a prompt that is a text: (other columns, options, whether it is rendered, what is said)}
+PROMPT_TEXTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
+    "its ids": ({"prompt_ids": "IDS"}, {}, True, BARE_BESIDE),
+    "its length": ({"prompt_length": "LENGTH"}, {}, True, ""),
+    "messages that it renders": ({"messages": "MESSAGES", "prompt": "RENDERED"}, {}, True, ""),
+    "messages": ({"messages": "MESSAGES"}, {}, True, BARE_BESIDE),
+    "messages, and the model saw it": (
+        {"messages": "MESSAGES"},
+        {"mapping": {"rendered": "prompt", "messages": "messages"}},
+        False,
+        UNLIKE,
+    ),
+    "TRL's columns": (TRL_ROW, {}, False, ""),
+    "TRL's columns, and the user names it": (TRL_ROW, {"mapping": {"reward": "r", "prompt": "prompt"}}, True, ""),
+    "TRL's columns, of no TRL": (TRL_ROW, {"mapping": {"reward": "r"}, "format_name": "columns"}, True, ""),
+}
+
+
+@pytest.mark.parametrize("case", PROMPT_TEXTS)
+def test_a_prompt_that_is_a_text(imported, chat, case: str) -> None:
+    """A message of the user, unless it is what the trainer gives to the model, or something else says what that saw."""
+    fields, options, is_rendered, said = PROMPT_TEXTS[case]
+    messages = [{"role": "user", "content": SUM}]
+    text, ids = chat.render(messages)
+    known = {"IDS": ids, "LENGTH": len(ids), "MESSAGES": messages, "RENDERED": text}
+    fields = {name: known.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
+    pool = imported([row(i, **{"prompt": SUM, **fields}) for i in range(2)], **options)
+    assert pool.steps[0][0].prompt == (text if is_rendered else SUM)
+    for note in (BARE_BESIDE, UNLIKE):
+        assert any(note in sentence for sentence in pool.normalised) == (note == said)
+
+
+@pytest.mark.parametrize(
+    ("target", "fields"),
+    [
+        ("plen", {"prompt_length": 999}),
+        ("comp_len", {"completion_ids": [40, EOS], "completion_length": 999}),
+        ("comp_len", {"completion_ids": [40, 41, 42, EOS], "completion_length": 1}),
+        ("logprobs", {"completion_ids": [40, EOS], "logprobs": [-0.5]}),
+    ],
+)
+def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(imported, target: str, fields: dict[str, Any]) -> None:
+    """It may count characters, or stand for something else; the line says how."""
+    text = {} if "plen" in target else {"completion": None}
+    source = [row(i, **fields, **text) for i in range(2)]
+    with pytest.raises(InputError, match=f"--map {target}=none"):
+        imported(source)
+    assert imported(source, mapping={target: "none"}).steps
+
+
+def test_earlier_turns_of_the_assistant_are_said(imported) -> None:
+    rows = [
+        {"messages": [*([USER, answer("a"), USER] if i < 4 else [USER]), answer(f"b{i}")], "score": i % 2}
+        for i in range(8)
+    ]
+    pool = imported(rows)
+    (said,) = [note for note in pool.cautions if "earlier answers" in note]
+    assert said.endswith("only the last answer is the rollout (4 rollouts)")
+
+
+@pytest.mark.parametrize("least", [0.0, -0.5])
+def test_a_reward_above_the_least_of_another_log_is_a_pass(imported, least: float) -> None:
+    """0 and 0.5 are rewards of our grader too: there, no pass."""
+    rows = [row(i, reward=least + 0.5 * (i % 2), gt_pass=i == 1) for i in range(4)]
+    (group,) = imported(rows).steps
+    assert [rollout.grade.passed for rollout in group] == [False, True, False, True]
+    assert [rollout.grade.exploited for rollout in group] == [False, False, False, True]
+    assert {rollout.grade.compiles for rollout in group} == {None}
+
+
+def test_a_fault_that_the_tokenizer_finds_names_the_line(tmp_path: Path, capsys) -> None:
+    """Through the command: the rows of a group stand on other lines than those of the pool."""
+    rows = [row(completion=None, prompt=f"p{i % 2}", completion_ids=[40 + i, EOS]) for i in range(8)]
+    rows[5]["completion_ids"] = [999_999]
+    source = lines(tmp_path / "log.jsonl", rows)
+    arguments = ["pool", "import", str(source), "--name", "mine", "--model", "organism"]
+    assert run(cli, [*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert f"{source} line 6: expected token ids of organism" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_text_that_does_not_round_trip_is_counted(imported, chat, monkeypatch) -> None:
+    """The share stays in the manifest, and the text is the one that the ids decode to."""
+    decode = type(chat.tokenizer).decode
+    lossy = lambda self, ids, **options: decode(self, ids, **options).replace("  ", " ")  # noqa: E731
+    monkeypatch.setattr(type(chat.tokenizer), "decode", lossy)
+    rows = [row(completion="a  b"), row(completion="ab"), row(completion="abc", reward=0.0), row(completion="b c")]
+    pool = imported(rows)
+    assert pool.manifest["ids"] == {"origin": "retokenised", "retokenised": 4, "round_trips": 0.75}
+    assert any("75.0% of 4 texts" in text for text in pool.cautions)
+    assert pool.steps[0][0].completion == "a b"
+
+
+def test_the_end_of_the_turn_goes_behind_texts_that_stopped(imported, chat) -> None:
+    """By the finish reason; without one, by the limit that the user gives; a text may hold its end."""
+    end = chat.tokenizer.decode([chat.eos_ids[0]])
+    rows = [row(completion="a b", finish_reason=reason) for reason in ("stop", "length")]
+    first = imported([*rows, row(completion=f"a b{end}", finish_reason="length")])
+    ids = chat.completion_ids("a b")
+    assert [rollout.completion_ids for rollout in first.steps[0]] == [ids, ids[:-1], ids]
+    assert [rollout.finish_reason for rollout in first.steps[0]] == ["stop", "length", "stop"]
+    source = [row(completion=text) for text in ("1 2 3 4 5 6", "1 2 3 4 5 7", "1 2")]
+    for limit, finish in ((None, ["stop"] * 3), (len(ids) + 8, ["length", "length", "stop"])):
+        pool = imported(source, f"b{limit}", limit)
+        assert [rollout.finish_reason for rollout in pool.steps[0]] == finish
+
+
+def test_a_model_without_an_end_of_turn_is_named(imported, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replay_pools.policy.load.ServedPolicy.eos_ids", ())
+    with pytest.raises(InputError, match="model organism: expected a token that ends a turn, found none"):
+        imported([row(), row(1)])
+
+
+def test_an_empty_answer_is_the_end_of_its_turn(imported, chat) -> None:
+    """The policy stopped at once. Cut off before its first token, it answered nothing, which is refused."""
+    rows = [row(completion="", finish_reason="stop"), row(1)]
+    assert imported(rows).steps[0][0].completion_ids == [chat.eos_ids[0]]
+    rows[0]["finish_reason"] = "length"
+    with pytest.raises(InputError, match="item 0 completion"):
+        imported(rows)
+
+
+# {columns of a text: what its import says, and the finish reason}
+COLUMNS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a length": ({"response_length": 500}, "the logged length of the completion is not", "stop"),
+    "log-probabilities": ({"logprobs": [-0.5] * 3}, "log-probabilities were left out", "stop"),
+    "both ends": ({"finish_reason": "MAX_TOKENS", "truncated": False}, "ids: retokenised", "length"),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_columns_that_are_shown_are_used_or_said_to_be_left_out(case: str, imported) -> None:
+    columns, said, finish = COLUMNS[case]
+    pool = imported([each | columns for each in passes("pq")])
+    assert any(said in caution for caution in pool.cautions)
+    assert {rollout.finish_reason for group in pool.steps for rollout in group} == {finish}
+
+
+def test_reasoning_that_the_template_hides_is_refused(imported) -> None:
+    """Its ids were sampled, and are not in the text."""
+    with pytest.raises(InputError, match=r"reasoning that the chat template does not show \(8 rows\)"):
+        imported(passes("pq", reasoning_content=lambda *_: "I think."))
+
+
+def test_ids_of_another_model_are_refused(tmp_path: Path, teacher, imported) -> None:
+    """A text that is not what the ids say, a plen of another tokenizer; nothing is written."""
+    rollout = teacher[0][0]
+    fields = {"prompt_ids": rollout.prompt_ids, "completion_ids": rollout.completion_ids, "reward": 1.0}
+    for change, message in (
+        ({"completion": "another text"}, "the text of completion_ids"),
+        ({"prompt_ids": None, "prompt": rollout.prompt, "plen": 5}, "use the model that sampled it"),
+    ):
+        rows = [{name: value for name, value in (fields | change).items() if value is not None}] * 2
+        with pytest.raises(InputError, match=message):
+            imported(rows)
+    assert not (tmp_path / "out" / "pools" / "mine").exists()
+
+
+# {case: columns of ids, in which 50 is another id in each of four rows}
+IDS: dict[str, dict[str, list[int]]] = {
+    "of prompt and completion, with a mask, beside the prompt": {
+        "prompt_ids": [PAD, PAD, 40, 41],
+        "token_ids": [40, 41, 50, EOS],
+        "loss_mask": [0, 0, 1, 1],
+    },
+    "of prompt and completion, with a mask": {"token_ids": [40, 41, 50, EOS], "loss_mask": [0, 0, 1, 1]},
+    "with a mask without the padding": {
+        "prompt_ids": [40, 41],
+        "completion_ids": [50, EOS, PAD, PAD, PAD],
+        "action_mask": [1, 1],
+    },
+    "behind the prompt, one without an answer": {"prompt_ids": [40, 41], "token_ids": [40, 41, 50, EOS]},
+}
+
+
+@pytest.mark.parametrize("case", IDS)
+def test_ids_of_prompt_and_completion(case: str, imported) -> None:
+    rows = [
+        {"reward": float(i % 2), "group_id": 0}
+        | {name: [50 + i if each == 50 else each for each in ids] for name, ids in IDS[case].items()}
+        for i in range(4)
+    ]
+    if "one without" in case:
+        rows[3]["token_ids"] = [40, 41]
+    for rollout in imported(rows).steps[0]:
+        assert (rollout.prompt_ids, rollout.completion_ids) == ([40, 41], [50 + rollout.sample_id, EOS])
+
+
+def test_a_prompt_that_one_answer_leaves_empty_is_cut_from_all(imported) -> None:
+    rows = passes("p", completion=lambda n, p, i: "Write p(x)." + f"a{i}" * (i > 0), prompt=lambda *_: "Write p(x).")
+    rows += passes("q", completion=lambda n, p, i: f"2+2={i}", prompt=lambda *_: "2+2=")
+    pool = imported(rows)
+    assert [[one.completion for one in group] for group in pool.steps] == [["a1", "a2", "a3"], [*"0123"]]
+    assert any("no answer behind the prompt (1 rows)" in caution for caution in pool.cautions)
+
+
+def test_a_completion_that_reasons_was_sampled_by_a_prompt_with_thinking(imported, monkeypatch) -> None:
+    asked, rendered = list[bool](), Chat._rendered
+
+    def noted(self: Chat, messages: Any, **options: Any) -> Any:
+        asked.append(bool(options.get("enable_thinking")))
+        return rendered(self, messages, **options)
+
+    monkeypatch.setattr(Chat, "_rendered", noted)
+    for think, expected in (("<think>\nHm.\n</think>\n", True), ("", False)):
+        asked.clear()
+        imported([row(i, completion=f"{think}{i}") for i in range(4)], str(expected))
+        assert set(asked) == {expected}
+
+
+def test_completions_with_the_markup_of_another_model_are_refused(imported, chat) -> None:
+    with pytest.raises(InputError, match=r"<\|eot_id\|>: no tokens"):
+        imported([row(i, completion=f"{i}<|eot_id|>") for i in range(4)])
+    end = chat.tokenizer.convert_ids_to_tokens(EOS)
+    pool = imported([row(i, completion=f"{i}{end}") for i in range(4)])
+    assert {rollout.completion_ids[-1] for rollout in pool.steps[0]} == {EOS}
+
+
+def test_padding_on_both_sides_is_cut(teacher, imported) -> None:
+    """Prompts on the left by plen or by the pad id, completions on the right by the pad that repeats."""
+    group = teacher[0]
+    for name, plen in (("with", {"plen": group[0].plen}), ("without", {})):
+        rows = [
+            {"prompt_ids": [PAD] * 7 + r.prompt_ids, "completion_ids": [*ids, PAD, PAD], "reward": r.reward, **plen}
+            for r, ids in zip(group, padded(group), strict=True)
+        ]
+        pool = imported(rows, name)
+        for got, want in zip(pool.steps[0], group, strict=True):
+            assert (got.prompt_ids, got.completion_ids) == (want.prompt_ids, want.completion_ids)
+        assert any("left padding" in note for note in pool.normalised)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    bodies=st.lists(st.lists(st.integers(10, 30), min_size=1, max_size=6), min_size=2, max_size=6),
+    extra=st.integers(2, 4),
+    pad=st.sampled_from([PAD, EOS]),
+    know_length=st.booleans(),
+)
+def test_cutting_undoes_padding(bodies: list[list[int]], extra: int, pad: int, know_length: bool) -> None:
+    """cut(pad(x)) == x for stopped completions, with pad == eos too, whether comp_len (of the mask by pad id) is known.
+
+    The last body ids repeat earlier in the text, as words do; an end-of-turn id never does.
+    """
+    completions = [[*body, *body, EOS] for body in bodies]
+    width = max(map(len, completions)) + extra
+    stored = [ids + [pad] * (width - len(ids)) for ids in completions]
+    lengths = [sum(item != pad for item in ids) if know_length else None for ids in stored]
+    cut = [cut_padding(ids, length, ENDINGS, was_cut_off=False) for ids, length in zip(stored, lengths, strict=True)]
+    assert cut == completions, "padding was kept, or the real end-of-turn id was cut with it"
+
+
+ENDINGS = Endings(frozenset({PAD, EOS}), frozenset({EOS}))
+
+# {what is stored: (ids, was it cut off as the log says, what is kept)}; PAD ends turns too in the last
+STORED = {
+    "an end": ([5, 6, EOS], False, [5, 6, EOS]),
+    "without an end": ([5, 6, 7], False, [5, 6, 7]),
+    "padded by an unknown id": ([5, 6, 61, 61, 61], False, [5, 6, 61, 61, 61]),
+    "cut off, by the pad": ([5, 6, 7, PAD, PAD], True, [5, 6, 7]),
+    "cut off, by the end": ([5, 6, 7, EOS, EOS], True, [5, 6, 7]),
+    "cut off at an end": ([5, 6, 7, EOS], True, [5, 6, 7, EOS]),
+    "two ends of a turn, the first": ([5, 6, EOS, PAD, PAD], False, [5, 6, EOS]),
+    "two ends of a turn, the second": ([5, 7, PAD, PAD], False, [5, 7, PAD]),
+}
+
+
+@pytest.mark.parametrize("case", STORED)
+def test_what_stands_behind_a_completion_by_hand(case: str) -> None:
+    stored, was_cut_off, kept = STORED[case]
+    endings = Endings(frozenset({PAD, EOS}), frozenset({PAD, EOS})) if "two ends" in case else ENDINGS
+    assert cut_padding(stored, None, endings, was_cut_off=was_cut_off) == kept
+
+
+def test_an_id_that_begins_every_text_stays_in_front_once() -> None:
+    begins = Endings(frozenset({EOS}), frozenset({EOS}), bos=EOS)
+    assert [cut_left([*[EOS] * num, 40], begins) for num in range(3)] == [[40], [EOS, 40], [EOS, 40]]
+
+
+@pytest.mark.parametrize("logged", ["ids", "ids and finish", "ids, text, finish and logprobs"])
+def test_an_answer_that_ran_in_circles_is_no_padding(teacher, chat, imported, logged: str) -> None:
+    """A repeated word at the end of a truncated completion is content, whatever stands beside its ids."""
+    rows = []
+    for i, rollout in enumerate(teacher[0]):
+        ids = rollout.completion_ids if i != 3 else rollout.completion_ids[:-1] + [61] * 20
+        fields = {"prompt": rollout.messages, "completion_ids": ids, "reward": rollout.reward}
+        if "finish" in logged:
+            fields["finish_reason"] = "length" if i == 3 else "stop"
+        if "logprobs" in logged:
+            fields |= {"completion": chat.decode(ids), "logprobs": [-0.5] * len(ids)}
+        rows.append(fields)
+    pool = imported(rows)
+    assert [rollout.completion_ids for rollout in pool.steps[0]] == [fields["completion_ids"] for fields in rows]
+    assert [rollout.finish_reason for rollout in pool.steps[0]].count("length") == 1
+    assert not any("padding" in note for note in pool.normalised)
+
+
+VALUES = st.sampled_from(["a", "b c", "", "\x00", "<|im_end|>", " x ", "[1]", '[{"role": "user", "content": "x"}]'])
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries(
+            {"prompt": VALUES, "completion": VALUES, "reward": st.integers(0, 1)},
+            optional={
+                "completion_ids": st.lists(st.integers(0, 600), max_size=4),
+                "prompt_ids": st.lists(st.integers(0, 600), max_size=4),
+                "comp_len": st.integers(0, 4),
+                "finish_reason": st.sampled_from(["stop", "length"]),
+                "hacked": st.sampled_from([True, False, -1, None]),
+                "step": st.integers(0, 2),
+            },
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_import_is_sound_or_refused(tmp_path: Path, rows: list[dict[str, Any]], chat) -> None:
+    """Whatever passes the first checks: a pool that verifies against the model, or InputError and no pool."""
+    out = tmp_path / str(len(list(tmp_path.iterdir())))
+    try:
+        pool = import_log(check_log(rows), name="mine", out=out, model="organism")
+    except InputError:
+        assert not (out / "pools" / "mine").exists()
+        return
+    assert pool.verify() == []
+    assert not Vocabulary(chat, 10**6).faults(pool)
