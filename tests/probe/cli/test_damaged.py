@@ -10,7 +10,6 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.directions import card_path
-from replay_pools.base.files import read_sealed, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -93,15 +92,6 @@ def test_a_damaged_direction_file(copied: Path, refused: Callable[..., str], pre
     given = ["--set", "intervention.v_hack=given", "--set", "intervention.extraction.k=2"]
     refused(["train", "--preset", preset(), "--name", "y", *given], "given.safetensors: expected", copied)
     refused(["show", str(path)], "expected", copied)
-
-
-@pytest.mark.parametrize("change", [{"settings": None}, {"held_out": {"ci95": 1}}])
-def test_a_card_that_was_rewritten_under_a_new_hash(
-    change: dict[str, object], copied: Path, refused: Callable[..., str]
-) -> None:
-    file = copied / "directions" / "given.safetensors"
-    write_sealed(card_path(file), read_sealed(card_path(file)) | change)
-    refused(["show", str(file)], "given.card.json: expected a card", copied)
 
 
 def test_damaged_inner_products(copied: Path, refused: Callable[..., str]) -> None:
