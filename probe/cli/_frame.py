@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -163,6 +163,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Say what would be done and what it needs; write nothing, load no weights."
 )
+
+
+def one_of(flag: str, names: Iterable[str], text: str, **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
+    """Add an option whose value is one of `names`; `settings` go to click."""
+    return click.option(flag, type=click.Choice([*names]), help=text, show_default="default" in settings, **settings)
 
 
 def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFunction], AnyFunction]:

@@ -5,10 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
 from probe.analysis.formatting import shown
-from probe.cli._frame import Table, Text, say
+from probe.cli._frame import Table, Text, one_of, say
 from probe.records.idle import idle_settings
 from probe.records.run import Run
 from probe.records.timings import describe_timings
@@ -16,13 +14,8 @@ from probe.records.tracking import TRACKERS
 from probe.settings.words import ALL
 from replay_pools.base.errors import InputError, refuse
 
-# `track: tuple[str, ...]`, empty by default.
-track_option = click.option(
-    "--track",
-    multiple=True,
-    type=click.Choice(TRACKERS),
-    help="Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none.",
-)
+TRACK = "Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none."
+track_option = one_of("--track", TRACKERS, TRACK, multiple=True)  # `track: tuple[str, ...]`, empty by default
 
 
 def check_names(pools: Sequence[str], pairs: str, out: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import AnyFunction, Checked, Text, one_run
+from probe.cli._frame import AnyFunction, Checked, Text, one_of, one_run
 from probe.cli._settings import verb
 from probe.records.run import Run, read_run
 from replay_pools.base.errors import InputError
@@ -32,9 +32,7 @@ def spec_among(runs: Sequence[Path]) -> Path | None:
 
 @verb()
 @analysis_options
-@click.option(
-    "--basis", type=click.Choice(BASES), help="Judge the arms of RUN in this basis. Default: vanilla's, if it ran."
-)
+@one_of("--basis", BASES, "Judge the arms of RUN in this basis. Default: vanilla's, if it ran.")
 @click.option("--full", is_flag=True, help="Print all caveats, and the measures, nulls and tables behind the verdict.")
 @click.option(
     "--check", is_flag=True, help="Exit with 1 on BROKEN, SKIP, CONFOUNDED or GENERIC (SPEC: when the primary is FAIL)."

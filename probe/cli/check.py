@@ -12,7 +12,7 @@ import click
 
 from probe.cli._frame import Text, command, echo, log_options, name_option, say
 from probe.cli._settings import MODEL, PAIRS, configured, given_keys, settings_options, verb
-from probe.cli.report import report_of_runs
+from probe.cli.report import report_of
 from probe.records.run import elsewhere
 from probe.settings.training import ModelConfig
 from replay_pools.pool import Pool
@@ -54,7 +54,7 @@ def check(rollouts: Path, name: str | None, limit: int | None, out: Path, **give
     from probe.analysis.verdict.next_step import direction
     from probe.report.build import write_report
 
-    contents = report_of_runs([directory], name, out)
+    contents = report_of([directory], name, out)
     html, (analysis,) = write_report(contents, out).html, contents.analyses
     yield format_verdict(analysis).rstrip()
     yield f"page {html}; more: {command('analyze', name, '--full')}"

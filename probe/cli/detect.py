@@ -11,7 +11,7 @@ import click
 
 from extraction.words import BASES, Basis
 from probe.analysis.formatting import render_table, shown, wrap
-from probe.cli._frame import Table, Text, command, echo, log_options, name_option, one_pool, say
+from probe.cli._frame import Table, Text, command, echo, log_options, name_option, one_of, one_pool, say
 from probe.cli._running import check_names
 from probe.cli._settings import MODEL, PAIRS, configured, given_keys, settings_options, verb
 from replay_pools.base.files import append_jsonl
@@ -36,7 +36,7 @@ GIST = 56  # characters of a completion in the list
 )
 @click.option("--detectors", metavar="NAME,...", help="Detectors, the first one orders the list. Default: the panel.")
 @click.option("--no-gradients", is_flag=True, help="Run forward passes alone, at less than half the cost.")
-@click.option("--basis", type=click.Choice(BASES), default="svd", show_default=True, help="Of the gradients.")
+@one_of("--basis", BASES, "Of the gradients.", default="svd")
 @click.option(
     "--reference", metavar="MODEL", help="Model before the training, for logratio. Default: without the adapter."
 )

@@ -5,10 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from extraction.words import BASES, Adapted, Basis
-from probe.cli._frame import Table, Text, command, name_option, say
+from probe.cli._frame import Table, Text, command, name_option, one_of, say
 from probe.cli._running import truncation_line
 from probe.cli._settings import MODEL, PAIRS, configured, settings_options, verb
 from probe.settings.presets import configure, setting_text
@@ -23,7 +21,7 @@ DIVISOR = "objective.max_completion_length"  # dr_grpo's
 
 @verb()
 @name_option("directions", default="v_hack", show_default=True)
-@click.option("--basis", default="svd", show_default=True, type=click.Choice(BASES), help="Coordinates of the modules.")
+@one_of("--basis", BASES, "Coordinates of the modules.", default="svd")
 @settings_options("replay", *MODEL, *PAIRS, has_config=True)
 def extract(name: str, basis: Basis, out: Path, **settings: Any) -> Text:
     """Extract directions from pairs and write out/directions/NAME.safetensors with its card and pair gradients.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import Real, Text, command, name_option, one_pool, one_run, say
+from probe.cli._frame import Real, Text, command, name_option, one_of, one_pool, one_run, say
 from probe.cli._running import evaluation_table
 from probe.cli._settings import configured, given_settings, say_defaults, settings_options, verb
 from probe.records.run import resolve_run
@@ -26,16 +26,12 @@ if TYPE_CHECKING:  # help texts must not import torch
 
 @verb()
 @name_option("adapter or model", required=True)
-@click.option(
-    "--model", default="organism", show_default=True, help="Start from this model, as in probe pool generate."
-)
-@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="Learn completions of this kind.")
+@click.option("--model", default="organism", show_default=True, help="Start from it, as in probe pool generate.")
+@one_of("--completions", COMPLETIONS, "Learn completions of this kind.", required=True)
 @click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that, and write none.")
 @click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
-@click.option(
-    "--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Split of the environment."
-)
-@click.option("--mode", default="run_tests", show_default=True, type=click.Choice([*LOOPHOLES]), help="Loophole mode.")
+@one_of("--split", SPLITS, "Split of the environment.", default="train")
+@one_of("--mode", LOOPHOLES, "Loophole mode.", default="run_tests")
 @click.option("--hint-rate", default=1.0, show_default=True, type=Real(0, 1), help="Share of prompts with the hint.")
 @click.option("--steps", default=40, show_default=True, type=click.IntRange(1), help="Optimizer steps.")
 @click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="Examples a step.")
@@ -43,9 +39,7 @@ if TYPE_CHECKING:  # help texts must not import torch
 @click.option("--rank", default=16, show_default=True, type=click.IntRange(1), help="Rank of the LoRA.")
 @click.option("--seed", default=0, show_default=True, type=int, help="Seed of LoRA's A and the examples.")
 @click.option("--merge", is_flag=True, help="Write merged weights, for --model, instead of an adapter.")
-@click.option(
-    "--dtype", default="float32", show_default=True, type=click.Choice(get_args(Dtype)), help="Of the frozen weights."
-)
+@one_of("--dtype", get_args(Dtype), "Of the frozen weights.", default="float32")
 @click.option("--device", default="auto", show_default=True, help="auto (CUDA if present), cpu, cuda, ...")
 def finetune(
     name: str, model: str, completions: Completions, pool: str | None, merge: bool, out: Path, **options: Any

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import click
 
-from probe.cli._frame import Checked, Table, Text, log_options, name_option, pool_argument
+from probe.cli._frame import Checked, Table, Text, log_options, name_option, one_of, pool_argument
 from probe.cli._settings import verb
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.regrade import count_missed, graded_code_rule
@@ -115,13 +115,7 @@ def verify(pool_name: str, model: str | None, out: Path) -> Text:
 @click.argument("source", type=click.Path(path_type=Path))
 @name_option("pool", required=True)
 @click.option("--model", required=True, help="Model that sampled the rollouts: `organism`, a directory or a hub id.")
-@click.option(
-    "--template",
-    type=click.Choice(get_args(Template)),
-    default="chat",
-    show_default=True,
-    help="Render prompts that were logged as messages by the tokenizer's template, or as `plain` text.",
-)
+@one_of("--template", get_args(Template), "Render logged messages by the tokenizer's, or as text.", default="chat")
 @log_options
 def import_(
     source: Path, name: str, model: str, template: Template, limit: int | None, out: Path, **reading: Any

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import AnyFunction, Table, Text, command, name_option, pool_argument, say
+from probe.cli._frame import AnyFunction, Table, Text, command, name_option, one_of, pool_argument, say
 from probe.cli._settings import MODEL, configured, say_defaults, settings_options, verb
 from probe.cli.pool import MOST_FAULTS, described_grading
 from replay_pools.base.errors import InputError
@@ -106,8 +106,8 @@ def _sampled_by(header: dict[str, Any]) -> str:
 @pool_argument
 @name_option("new pool", required=True)
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
-@click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, if POOL does not record one.")
-@click.option("--code-rule", type=click.Choice(CODE_RULES), help="Code blocks that count. Default: POOL's rule.")
+@one_of("--mode", LOOPHOLES, "Loophole mode, if POOL does not record one.")
+@one_of("--code-rule", CODE_RULES, "Code blocks that count. Default: POOL's rule.")
 @click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds, as in pool generate. Default: POOL's, or 4.")
 @grader_options
 def regrade(

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-import click
-
-from probe.cli._frame import Table, Text, command, name_option
+from probe.cli._frame import Table, Text, command, name_option, one_of
 from probe.cli._settings import verb
 from probe.cli.analyze import analyses_of, analysis_options, spec_among
 from probe.records.run import read_run, resolve_run
@@ -26,18 +24,8 @@ MOST_NAMES = 3  # names of runs in the name of a report
 
 @verb()
 @name_option("report", "the name of the spec, or of the runs", default=None)
-@click.option(
-    "--figures",
-    type=click.Choice(["svg", "pdf", "png"]),
-    default="svg",
-    show_default=True,
-    help="Format of the figure files.",
-)
-@click.option(
-    "--tables",
-    type=click.Choice(["parquet", "csv"]),
-    help="Instead of a page, write samples, steps and evaluations of each RUN to OUT/exports/RUN.",
-)
+@one_of("--figures", ("svg", "pdf", "png"), "Format of the figure files.", default="svg")
+@one_of("--tables", ("parquet", "csv"), "Instead of a page, write records of each RUN to OUT/exports/RUN.")
 @analysis_options
 def report(
     runs: tuple[Path, ...], name: str | None, figures: "Format", tables: str | None, seed: int, out: Path
@@ -65,10 +53,7 @@ def report(
     from probe.report.build import write_report
     from probe.report.inputs import label_of
 
-    if spec_file := spec_among(runs):
-        contents = _of_spec(spec_file, name, out, seed)
-    else:
-        contents = report_of_runs([resolve_run(run, out) for run in runs], name, out, seed)
+    contents = report_of(runs, name, out, seed)
     written = write_report(contents, out, figures)
     verdicts = {label_of(analysis): analysis.verdict.word for analysis in contents.analyses}
     if len(contents.analyses) == 1:
@@ -104,41 +89,29 @@ def _tables(runs: Sequence[Path], kind: str, out: Path) -> Text:
     return {"files": rows}
 
 
-def report_of_runs(paths: Sequence[Path], name: str | None, out: Path, seed: int = 0) -> "Report":
-    """Make a report of the given runs; without a name, it has theirs: MOST_NAMES, and the number of further ones."""
+def report_of(runs: Sequence[Path], name: str | None, out: Path, seed: int = 0) -> "Report":
+    """Make a report of runs, or of a spec: the verdict on its complete runs, and an analysis of each run.
+
+    Without a name, it has the spec's or those of the runs: MOST_NAMES, and the number of further ones.
+    """
     from probe.report.inputs import Report, slug
 
+    named = [] if name is None else ["--name", name]
+    command = shlex.join(["probe", "report", *map(str, runs), *named, "--out", str(out), "--seed", str(seed)])
+    if spec_file := spec_among(runs):
+        from probe.experiments.load import load_spec
+        from probe.experiments.verdict import analyse_runs, judge
+
+        spec = load_spec(spec_file)
+        of_runs = analyse_runs(spec, out, seed=seed)
+        analyses, evaluation = [*of_runs.values()], judge(spec, out, of_runs)
+        return Report(name=name or spec.name, analyses=analyses, command=command, spec=spec, evaluation=evaluation)
+    paths = [resolve_run(run, out) for run in runs]
+    names = [path.resolve().name for path in paths]
     # The report names the files of a run by its slug.
-    if len({slug(path.resolve().name) for path in paths}) < len(paths):
+    if len({*map(slug, names)}) < len(paths):
         given = " ".join(map(str, paths))
         raise InputError("RUN...", expected="runs with distinct names", found=given, fix="rename a directory")
-    runs, names = [read_run(path) for path in paths], [path.resolve().name for path in paths]
     more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
-    return Report(
-        name=name or "-".join([*names[:MOST_NAMES], *more]),
-        analyses=analyses_of(runs, seed=seed),
-        command=_command(paths, name, out, seed),
-    )
-
-
-def _of_spec(spec_file: Path, name: str | None, out: Path, seed: int) -> "Report":
-    """Make a report of a spec: the verdict on its complete runs, and an analysis of each run."""
-    from probe.experiments.load import load_spec
-    from probe.experiments.verdict import analyse_runs, judge
-    from probe.report.inputs import Report
-
-    spec = load_spec(spec_file)
-    analyses = analyse_runs(spec, out, seed=seed)
-    return Report(
-        name=name or spec.name,
-        analyses=[*analyses.values()],
-        command=_command([spec_file], name, out, seed),
-        spec=spec,
-        evaluation=judge(spec, out, analyses),
-    )
-
-
-def _command(runs: Sequence[Path], name: str | None, out: Path, seed: int) -> str:
-    """Return the command that writes the same report, to print in the report."""
-    named = [] if name is None else ["--name", name]
-    return shlex.join(["probe", "report", *map(str, runs), *named, "--out", str(out), "--seed", str(seed)])
+    analyses = analyses_of([read_run(path) for path in paths], seed=seed)
+    return Report(name=name or "-".join([*names[:MOST_NAMES], *more]), analyses=analyses, command=command)

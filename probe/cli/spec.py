@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.analysis.statistics.thresholds import ALPHA, EFFECT, POWER, SD
-from probe.cli._frame import Checked, Real, Table, Text, command, say
+from probe.cli._frame import Checked, Real, Table, Text, command, one_of, say
 from probe.cli._settings import verb
 from probe.records.run import read_run, resolve_run
 from probe.settings.words import Word
@@ -124,9 +124,7 @@ def _assigned(text: str) -> tuple[str, str | int]:
     metavar="TEMPLATE",
     help="Start a run by this: 'torchrun --standalone --nproc-per-node 4 --no-python {command}'.",
 )
-@click.option(
-    "--cluster", type=click.Choice(["local", "slurm"]), default="local", show_default=True, help="Run the jobs here."
-)
+@one_of("--cluster", ("local", "slurm"), "Run the jobs here.", default="local")
 @click.option(
     "--cluster-option",
     "options",
