@@ -16,22 +16,10 @@ from probe.runs.directions import card_path
 def made(out: Path, small: str, quick: list[str], preset: Callable[..., str]) -> Path:
     """OUT with a direction file, a small replay along it and a training run that moved."""
     moves = preset({"objective.entropy_coef": 0.1, "evaluation.every": 9})
+    given = ("--arm", "vanilla", "--v-hack", "given", "--k", "2")
     for command in (
         ["extract", "--name", "given", "--model", small, *quick[2:]],
-        [
-            "replay",
-            "--name",
-            "replayed",
-            *quick[:2],
-            "--arm",
-            "vanilla",
-            "--steps",
-            "2",
-            "--v-hack",
-            "given",
-            "--k",
-            "2",
-        ],
+        ["replay", "--name", "replayed", *quick[:2], "--steps", "2", *given],
         ["train", "--name", "trained", "--preset", moves],
     ):
         assert run(cli, [*command, "--out", str(out)]) == 0
