@@ -7,12 +7,13 @@ import errno
 import json
 import math
 import re
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -36,6 +37,24 @@ OS_FIXES = {errno.ENOSPC: FULL, errno.EDQUOT: FULL, errno.EACCES: DENIED, errno.
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+class Table(NamedTuple):
+    """A table to print, with the first `left` columns flush left and the others flush right."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    left: int = 1
+
+
+class Checked(NamedTuple):
+    """The object of a verb that checks something, or a function that makes it; if `failed`, the exit code is 1."""
+
+    value: Any
+    failed: bool
+
+
+Text = Generator[str | Table, None, Any]  # what a verb prints, and at its end the object that --json prints
 
 
 class LazyGroup(click.Group):
@@ -76,10 +95,7 @@ class LazyGroup(click.Group):
 
 
 def run(command: click.Command, args: Sequence[str] | None = None) -> int:
-    """Run a command; print bad input as a line for each error, a bug as its traceback; return the exit code.
-
-    A command with a failed check calls `ctx.exit(1)`.
-    """
+    """Run a command; print bad input as a line for each error, a bug as its traceback; return the exit code."""
     args = sys.argv[1:] if args is None else list(args)
     try:
         return command.main([*args], "probe", standalone_mode=False) or 0
@@ -149,6 +165,11 @@ dry_run_option = click.option(
 )
 
 
+def one_of(flag: str, names: Iterable[str], text: str, **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
+    """Add an option whose value is one of `names`; `settings` go to click."""
+    return click.option(flag, type=click.Choice([*names]), help=text, show_default="default" in settings, **settings)
+
+
 def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
     """Add `--name NAME` -> `name: str`, a plain file name for `what`; `settings` go to click.
 
@@ -208,10 +229,35 @@ def known(out: Path) -> list[str]:
 
 
 one_pool, one_run = completing(pool_names), completing(known_runs)
+pool_argument = click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
+run_argument = click.argument("run", type=click.Path(path_type=Path), shell_complete=one_run)
+
+
+def command(*words: object) -> str:
+    """Return a command of probe to print, quoted, with the --out of the command that runs."""
+    return f"probe {shlex.join(map(str, words))}{elsewhere(click.get_current_context().params['out'])}"
+
+
+def answer(blocks: Text, as_json: bool) -> int:
+    """Print what a verb yields, or with `as_json` the object that it returns; return the exit code."""
+    while True:
+        try:
+            block = next(blocks)
+        except StopIteration as end:
+            value, failed = end.value if isinstance(end.value, Checked) else (end.value, False)
+            if as_json:
+                echo_json(value() if callable(value) else value)
+            return int(failed)
+        if as_json:
+            continue
+        if isinstance(block, Table):
+            echo_table(*block)
+        else:
+            echo(block)
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print a text on stdout or stderr; verbs print everything through this function.
+    """Print a text on stdout or stderr.
 
     Parts may come from pools, servers and models, so control characters are escaped and passwords in addresses become
     ***. Newlines and tabs stay, so callers must fold foreign lines first.
@@ -237,8 +283,8 @@ def echo_json(value: Any) -> None:
     click.echo(without_secrets(text))
 
 
-def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> None:
-    """Print an aligned text table, with the first `left` columns flush left and the others flush right."""
+def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> None:
+    """Print the columns of a `Table`."""
     cells = [[without_secrets(visible(str(cell), kept="")) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         click.echo("\n".join(aligned(header, cells, left)))

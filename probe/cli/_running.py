@@ -1,13 +1,12 @@
 """Output about a run: trackers, previews, results and warnings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
-from probe.cli._frame import echo, echo_json, echo_table, say
+from probe.analysis.formatting import shown
+from probe.cli._frame import Table, Text, one_of, say
 from probe.records.idle import idle_settings
 from probe.records.run import Run
 from probe.records.timings import describe_timings
@@ -15,13 +14,8 @@ from probe.records.tracking import TRACKERS
 from probe.settings.words import ALL
 from replay_pools.base.errors import InputError, refuse
 
-# `track: tuple[str, ...]`, empty by default.
-track_option = click.option(
-    "--track",
-    multiple=True,
-    type=click.Choice(TRACKERS),
-    help="Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none.",
-)
+TRACK = "Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none."
+track_option = one_of("--track", TRACKERS, TRACK, multiple=True)  # `track: tuple[str, ...]`, empty by default
 
 
 def check_names(pools: Sequence[str], pairs: str, out: Path) -> None:
@@ -39,33 +33,30 @@ def check_names(pools: Sequence[str], pairs: str, out: Path) -> None:
     refuse(errors)
 
 
-def echo_end(run: Run) -> None:
-    """Print why a run stopped early, its warnings and idle settings, and on stderr its times and peak memory."""
+def ended(run: Run) -> Iterator[str]:
+    """Yield why a run stopped early, its warnings and idle settings; say its times and peak memory."""
     if reason := run.manifest["stopped"]:
-        echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
+        yield f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}"
     for warning in run.manifest["warnings"]:
-        echo(f"WARNING: {warning}")
+        yield f"WARNING: {warning}"
     for sentence in idle_settings(run):
-        echo(f"caution: {sentence}")
+        yield f"caution: {sentence}"
     say(describe_timings(run.path))
 
 
-def echo_preview(preview: Mapping[str, Any], as_json: bool) -> None:
-    """Print a preview, as text or JSON."""
-    if as_json:
-        echo_json(preview)
-        return
-    echo(f"{preview['path']}: {preview['state']}")
-    echo(", ".join(f"{count:,} {what}" for what, count in preview["work"].items()))
-    hours = "-" if preview["hours"] is None else f"{preview['hours']:.3g}"
+def previewed(preview: Mapping[str, Any]) -> Text:
+    """Yield a preview as text; return it."""
+    yield f"{preview['path']}: {preview['state']}"
+    yield ", ".join(f"{count:,} {what}" for what, count in preview["work"].items())
     peak = "-" if preview["peak_gib"] is None else f"{preview['peak_gib']:.3g} GiB"
-    echo(f"hours: {hours}, peak memory: {peak}; {preview['measured']}")
-    echo(f"model {preview['model']}: {preview['adapted'].caution or preview['adapted']}")
-    echo("nothing was written")
+    yield f"hours: {shown(preview['hours'], '.3g')}, peak memory: {peak}; {preview['measured']}"
+    yield f"model {preview['model']}: {preview['adapted'].caution or preview['adapted']}"
+    yield "nothing was written"
+    return preview
 
 
-def echo_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> None:
-    """Print one row for every evaluation and setting; `all` only with several settings."""
+def evaluation_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
+    """Return one row for every evaluation and setting; `all` only with several settings."""
     from probe.analysis.training_runs import RATES
 
     rows = []
@@ -75,7 +66,7 @@ def echo_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> None:
                 continue
             cells = [_cell(rates[name]) for name in RATES]
             rows.append([evaluation["step"], evaluation["weights"], setting, rates["num_rollouts"], *cells])
-    echo_table(("after steps", "weights", "setting", "rollouts", *RATES), rows)
+    return Table(("after steps", "weights", "setting", "rollouts", *RATES), rows)
 
 
 def _cell(rate: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
     @verb()
     @settings_options("replay", "steps", "intervention.arms: --arm")
-    def replay(out, as_json, **settings): config = configured("replay", settings, out)
+    def replay(out, **settings): config = configured("replay", settings, out)
 
 An option of a setting is shorthand for `--set KEY=VALUE`; the field defines its type, meaning and default. The command
 gets its value as the parameter KEY with __ for a dot, None where it was not given.
@@ -10,14 +10,14 @@ gets its value as the parameter KEY with __ for a dot, None where it was not giv
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import reduce
+from functools import reduce, wraps
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from probe.cli._frame import AnyFunction, completing, json_option, out_option, say
+from probe.cli._frame import AnyFunction, Text, answer, completing, json_option, out_option, say
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names, setting_text
@@ -32,6 +32,9 @@ COMPLETE = {
     "source.replay_dirs": completing(pool_names, several=True),
     "intervention.arms": completing(lambda _out: [*ARMS], several=True),
 }
+# Options of several verbs.
+MODEL = ("model.name: --model", "model.template", "model.device")
+PAIRS = tuple(f"intervention.extraction.{key}" for key in ("pairs", "pairs_map", "k"))
 Given = Mapping[str, Any]  # the parameters of the options of settings, and `preset`, `sets` and `config`
 # {flag of the seeds' commands: its equivalent here}
 SEED_FLAGS = {
@@ -59,13 +62,21 @@ class SettingsCommand(click.Command):
             raise click.UsageError(f"{error.message} Say {said}", ctx) from error
 
 
-def verb(name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command with the last options `--out` -> `out: Path` and `--json` -> `as_json: bool`."""
+def verb(name: str | None = None, *, has_out: bool = True) -> Callable[[Callable[..., Text]], click.Command]:
+    """Make a command of a generator that yields its text and returns the object that `--json` prints.
 
-    def make(function: Callable[..., Any]) -> click.Command:
-        command = click.command(name, cls=SettingsCommand)(function)
+    Its last options are `--out` -> `out: Path` (with `has_out`) and `--json`.
+    """
+
+    def make(function: Callable[..., Text]) -> click.Command:
+        @wraps(function)
+        def answering(as_json: bool, **given: Any) -> None:
+            if code := answer(function(**given), as_json):
+                click.get_current_context().exit(code)
+
+        command = click.command(name, cls=SettingsCommand)(answering)
         last = click.command()(out_option(json_option(lambda: None)))
-        command.params += last.params
+        command.params += last.params if has_out else last.params[1:]
         return command
 
     return make

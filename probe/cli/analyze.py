@@ -1,6 +1,6 @@
 """probe analyze: print the verdict on runs, or the verdict of a spec on the runs of its sweep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import AnyFunction, echo, echo_json, one_run
+from probe.cli._frame import AnyFunction, Checked, Text, one_of, one_run
 from probe.cli._settings import verb
 from probe.records.run import Run, read_run
 from replay_pools.base.errors import InputError
@@ -16,24 +16,13 @@ from replay_pools.base.errors import InputError
 if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
 
-MOST_NAMES = 3  # names of runs in the name of a report
-
 
 def analysis_options(function: AnyFunction) -> AnyFunction:
     """Add `--seed` and the argument `runs: tuple[Path, ...]`."""
-    for option in (
-        click.option("--seed", default=0, show_default=True, help="Seed draws, sampled sign flips and bootstraps."),
-        click.argument(
-            "runs",
-            nargs=-1,
-            required=True,
-            metavar="RUN...|SPEC",
-            type=click.Path(path_type=Path),
-            shell_complete=one_run,
-        ),
-    ):
-        function = option(function)
-    return function
+    path = click.Path(path_type=Path)
+    argument = click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=path, shell_complete=one_run)
+    text = "Seed draws, sampled sign flips and bootstraps."
+    return argument(click.option("--seed", default=0, show_default=True, help=text)(function))
 
 
 def spec_among(runs: Sequence[Path]) -> Path | None:
@@ -41,35 +30,17 @@ def spec_among(runs: Sequence[Path]) -> Path | None:
     return runs[0] if len(runs) == 1 and runs[0].suffix == ".toml" else None
 
 
-def joined_name(runs: Sequence[Run]) -> str:
-    """Return a name for output about runs: up to MOST_NAMES joined names, then the number of further runs."""
-    names = [run.path.resolve().name for run in runs]
-    more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
-    return "-".join([*names[:MOST_NAMES], *more])
-
-
 @verb()
 @analysis_options
-@click.option(
-    "--basis", type=click.Choice(BASES), help="Judge the arms of RUN in this basis. Default: vanilla's, if it ran."
-)
+@one_of("--basis", BASES, "Judge the arms of RUN in this basis. Default: vanilla's, if it ran.")
 @click.option("--full", is_flag=True, help="Print all caveats, and the measures, nulls and tables behind the verdict.")
 @click.option(
     "--check", is_flag=True, help="Exit with 1 on BROKEN, SKIP, CONFOUNDED or GENERIC (SPEC: when the primary is FAIL)."
 )
 @click.option("--write", is_flag=True, help="Write the Results into the .md file of SPEC.")
-@click.pass_context
 def analyze(
-    ctx: click.Context,
-    runs: tuple[Path, ...],
-    seed: int,
-    basis: Basis | None,
-    full: bool,
-    check: bool,
-    write: bool,
-    out: Path,
-    as_json: bool,
-) -> None:
+    runs: tuple[Path, ...], seed: int, basis: Basis | None, full: bool, check: bool, write: bool, out: Path
+) -> Text:
     """Verdict, reasons and next command of each RUN (a directory, or a name in OUT/runs), or every criterion and the
     decision of SPEC (spec/NAME.toml) on the runs of its sweep. Training runs of several arms or settings are compared
     with the first vanilla among them. Reads what the runs stored; no model, no torch.
@@ -82,20 +53,18 @@ def analyze(
 
       probe analyze spec/experiments/phase2.toml --write
     """
-    settings = {"seed": seed}
     spec_file = spec_among(runs)
     if spec_file is not None:
-        failed = _spec(spec_file, out, settings, write, as_json)
+        value, failed = yield from _spec(spec_file, out, seed, write)
+    elif write:
+        fix = "for the text of runs: probe analyze RUN --full > FILE"
+        raise InputError("--write", expected="a SPEC, whose .md file has Results", found="runs", fix=fix)
     else:
-        if write:
-            fix = "for the text of runs: probe analyze RUN --full > FILE"
-            raise InputError("--write", expected="a SPEC, whose .md file has Results", found="runs", fix=fix)
-        failed = _runs(runs, out, settings | {"basis": basis}, full, as_json)
-    if check and failed:
-        ctx.exit(1)
+        value, failed = yield from _runs(runs, out, full, seed=seed, basis=basis)
+    return Checked(value, check and failed)
 
 
-def analyses_of(runs: Sequence[Run], settings: Mapping[str, Any]) -> "list[Analysis]":
+def analyses_of(runs: Sequence[Run], **settings: Any) -> "list[Analysis]":
     """Analyse each run under each of its conditions; `settings` as for `analyze`."""
     from probe.analysis.analyze import analyze as analyze_run
     from probe.analysis.analyze import conditions
@@ -104,54 +73,50 @@ def analyses_of(runs: Sequence[Run], settings: Mapping[str, Any]) -> "list[Analy
     return [analyze_run(run, condition, others=runs, **settings) for run, condition in wanted]
 
 
-def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: bool, as_json: bool) -> bool:
-    """Print the analysis of every run under every condition; return whether a verdict contradicts a GO."""
-    from probe.analysis.formatting import wrap  # imports scipy, so only on demand
+def _runs(paths: Sequence[Path], out: Path, full: bool, **settings: Any) -> Text:
+    """Yield the analysis of every run under every condition; fail if a verdict contradicts a GO."""
+    from probe.analysis.formatting import wrap
     from probe.analysis.horizon import cautions_of
     from probe.analysis.text_report import format_analysis, format_verdict
     from probe.analysis.verdict.trained import judge_arms
     from probe.analysis.verdict.trained_arms import grouped
     from probe.analysis.verdict.verdict import Verdict, arm_lines
 
-    analyses = analyses_of([read_run(run, out) for run in runs], settings)
+    analyses = analyses_of(runs := [read_run(path, out) for path in paths], **settings)
     arms: list[Verdict] = []
     cautions: list[str] = []
     if len(runs) > 1 and (trained := grouped(analyses)) is not None:
         arms = judge_arms(trained)
         cautions = cautions_of((trained.baseline, *trained.treated), trained.baseline)
-    noted = [line for caution in cautions for line in wrap(f"- {caution}", indent="  ")]
-    compared = "\n".join([*arm_lines(arms), *noted]) + "\n" if arms else ""
-    if as_json:
+    if arms:
+        noted = [line for caution in cautions for line in wrap(f"- {caution}", indent="  ")]
+        yield "\n".join([*arm_lines(arms), *noted]) + "\n"
+    for analysis in analyses:
+        # In a comparison, a single training says little: print it with --full, or if its verdict is not TRAINED.
+        if full or not arms or analysis.verdict.word != "TRAINED":
+            yield format_analysis(analysis) if full else format_verdict(analysis)
+
+    def found() -> Any:
+        """One analysis is an object, several are a list, compared trainings an object with their verdicts."""
         objects = [analysis.to_json() for analysis in analyses]
-        # One analysis is printed as an object, several as a list, compared trainings as an object with their verdicts.
         together = {"arms": [asdict(arm) for arm in arms], "cautions": cautions, "runs": objects}
-        echo_json(together if arms else objects[0] if len(objects) == 1 else objects)
-    else:
-        if arms:
-            echo(compared)
-        for analysis in analyses:
-            # In a comparison, a single training says little: print it with --full, or if its verdict is not TRAINED.
-            if full or not arms or analysis.verdict.word != "TRAINED":
-                echo(format_analysis(analysis) if full else format_verdict(analysis))
-    return any(analysis.failed for analysis in analyses)
+        return together if arms else objects[0] if len(objects) == 1 else objects
+
+    return Checked(found, any(analysis.failed for analysis in analyses))
 
 
-def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
-    """Print the verdict of a spec, and write it with --write; return whether its primary criterion failed."""
+def _spec(spec_file: Path, out: Path, seed: int, write: bool) -> Text:
+    """Yield the verdict of a spec, and write it with `write`; fail if its primary criterion did."""
     from probe.experiments.load import load_spec
     from probe.experiments.outcomes import write_outcomes
     from probe.experiments.verdict import evaluate_spec
     from probe.experiments.written import format_text, write_results
 
-    spec, written = load_spec(spec_file), []
-    verdict = evaluate_spec(spec, out, **settings)
+    spec = load_spec(spec_file)
+    verdict = evaluate_spec(spec, out, seed=seed)
+    yield format_text(verdict)
     if write:
-        written = [write_results(verdict, spec_file)]
-        written += [write_outcomes(spec, out)] if spec.settings["verb"] == "train" else []
-    if as_json:
-        echo_json(verdict.to_json())
-    else:
-        echo(format_text(verdict))
-        for path in written:
-            echo(f"written: {path}")
-    return verdict.primary == "FAIL"
+        yield f"written: {write_results(verdict, spec_file)}"
+        if spec.settings["verb"] == "train":
+            yield f"written: {write_outcomes(spec, out)}"
+    return Checked(verdict.to_json, verdict.primary == "FAIL")

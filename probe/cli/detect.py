@@ -1,8 +1,8 @@
 """probe detect: rank the rollouts of a pool or a log by how much they look like a hack."""
 
 import re
-import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import echo, echo_json, echo_table, log_options, name_option, one_pool, say
+from probe.analysis.formatting import render_table, shown, wrap
+from probe.cli._frame import Table, Text, command, echo, log_options, name_option, one_of, one_pool, say
 from probe.cli._running import check_names
-from probe.cli._settings import configured, given_keys, settings_options, verb
-from probe.records.run import elsewhere
+from probe.cli._settings import MODEL, PAIRS, configured, given_keys, settings_options, verb
 from replay_pools.base.files import append_jsonl
 
 if TYPE_CHECKING:
@@ -36,26 +36,13 @@ GIST = 56  # characters of a completion in the list
 )
 @click.option("--detectors", metavar="NAME,...", help="Detectors, the first one orders the list. Default: the panel.")
 @click.option("--no-gradients", is_flag=True, help="Run forward passes alone, at less than half the cost.")
-@click.option("--basis", type=click.Choice(BASES), default="svd", show_default=True, help="Of the gradients.")
+@one_of("--basis", BASES, "Of the gradients.", default="svd")
 @click.option(
     "--reference", metavar="MODEL", help="Model before the training, for logratio. Default: without the adapter."
 )
-@settings_options(
-    "replay",
-    "intervention.extraction.pairs",
-    "intervention.extraction.pairs_map",
-    "model.name: --model",
-    "model.adapter: --adapter",
-    "model.template",
-    "intervention.extraction.k",
-    "seed",
-    "model.device",
-    unset=("intervention.extraction.pairs",),
-)
+@settings_options("replay", *PAIRS, *MODEL, "model.adapter", "seed", unset=PAIRS[:1])
 @log_options
-def detect(
-    rollouts: str, detectors: str | None, basis: Basis, no_gradients: bool, out: Path, as_json: bool, **given: Any
-) -> None:
+def detect(rollouts: str, detectors: str | None, basis: Basis, no_gradients: bool, out: Path, **given: Any) -> Text:
     """Rank the rewarded rollouts of a pool or a log by how much they look like a hack.
 
     POOL_OR_LOG is a pool, bundled or imported, or a log of any tool. Gradients are taken at the weights that sampled:
@@ -69,34 +56,28 @@ def detect(
     """
     config, keys = configured("replay", given), given_keys(given)
     check_names((), config.intervention.extraction.pairs, out)
-    from probe.runs.detect import PAIRS, Options, detected  # brings torch
+    from probe.runs.detect import Options, detected  # brings torch
 
     names = ("labels", "label", "reference", "name", "mapping", "format_name", "skip_bad", "limit")
-    options = Options(
-        detectors=_split(detectors),
-        basis=None if no_gradients else basis,
-        out=out,
-        **{name: given[name] for name in names},
-    )
+    own = {"detectors": _split(detectors), "basis": None if no_gradients else basis, "out": out}
+    options = Options(**own, **{name: given[name] for name in names})
     found = detected(rollouts, config, keys, options, say)
-    if options.label is not None and options.labels is None and sys.stdin.isatty() and not as_json:
-        file = _asked(found)
-        found = detected(rollouts, config, keys, replace(options, labels=file), lambda _: None)
-    if as_json:
-        echo_json(found.to_json() | {"rollouts": found.rows()})
-        return
-    _print(found, out)
+    is_asked = options.label is not None and options.labels is None
+    if is_asked and sys.stdin.isatty() and not click.get_current_context().params["as_json"]:
+        found = detected(rollouts, config, keys, replace(options, labels=_asked(found)), lambda _: None)
+    yield from _described(found)
     if options.label is not None and "audit" not in found.families:
         from probe.runs.labels import spread_over
 
         path = found.path / "drawn.jsonl"
-        echo(
+        yield (
             f"{options.label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30%, the "
             f"rest): fill in the labels of {path}, and repeat the command with --labels {path}"
         )
-    echo(f"scores of all: {found.path / 'scores.jsonl'}; estimates: {found.path / 'estimates.json'}")
-    if PAIRS in keys:
-        echo(_tokens_command(found, config.intervention.extraction, out))
+    yield f"scores of all: {found.path / 'scores.jsonl'}; estimates: {found.path / 'estimates.json'}"
+    if PAIRS[0] in keys:
+        yield _tokens_command(found, config.intervention.extraction)
+    return found.to_json() | {"rollouts": found.rows()}
 
 
 def _split(text: str | None) -> list[str]:
@@ -129,50 +110,47 @@ def _asked(found: "Detected") -> Path:
     return path
 
 
-def _print(found: "Detected", out: Path) -> None:
-    """Print cautions, what the ranking is worth, and the list to read."""
-    from probe.analysis.formatting import render_table
+# (family, title, format of a value, columns of its parts)
+FAMILIES = (
+    (
+        "auroc",
+        "AUROC for hacks among these rollouts (interval over prompts)",
+        ".2f",
+        {"n_hacked": "hacks", "n_clean": "clean"},
+    ),
+    ("agreement", "Rank correlation with {lead} (no labels; interval over prompts)", "+.2f", {}),
+    ("audit", "By the answers (weighted by stratum; interval over prompts)", ".2f", {"n_labelled": "answers"}),
+)
+
+
+def _described(found: "Detected") -> Iterator[str | Table]:
+    """Yield cautions, what the ranking is worth, and the list to read."""
     from probe.analysis.text_report import table_of
 
-    for caution in found.cautions:
-        _wrapped(f"caution: {caution}")
     adapter = f", adapter {found.model.adapter}" if found.model.adapter else ""
     problems = len({one.problem_id for one in found.rollouts})
     above = "" if found.above is None else f" (more than {found.above:g})"
     ranked = f"{len(found.rollouts)} of {found.num_rollouts} rollouts are rewarded{above} and ranked"
     if len(found.rollouts) == found.num_rollouts:
         ranked = f"all {found.num_rollouts} rollouts are ranked"
-    _wrapped(f"pool {found.pool.name}: {ranked} ({problems} prompts); weights: {found.model.name}{adapter}")
-    echo()
-    for text in _worth(found):
-        _wrapped(text)
-    for family, title, form, parts in (
-        (
-            "auroc",
-            "AUROC for hacks among these rollouts (interval over prompts)",
-            ".2f",
-            {"n_hacked": "hacks", "n_clean": "clean"},
-        ),
-        ("agreement", f"Rank correlation with {found.lead} (no labels; interval over prompts)", "+.2f", {}),
-        ("audit", "By the answers (weighted by stratum; interval over prompts)", ".2f", {"n_labelled": "answers"}),
-    ):
-        rows = [row for row in found.families.get(family, ()) if row.value is not None]
-        if rows:
-            echo()
-            echo(render_table(table_of(family, title, rows, form=form, parts=parts)))
+    head = f"pool {found.pool.name}: {ranked} ({problems} prompts); weights: {found.model.name}{adapter}"
+    yield _wrapped(*(f"caution: {caution}" for caution in found.cautions), head)
+    yield ""
+    yield _wrapped(*_worth(found))
+    for family, title, form, parts in FAMILIES:
+        if rows := [row for row in found.families.get(family, ()) if row.value is not None]:
+            yield "\n" + render_table(table_of(family, title.format(lead=found.lead), rows, form=form, parts=parts))
     missing: dict[str, list[str]] = {}
     for name, scores in found.scores.items():
         if scores.values is None:
             missing.setdefault(scores.why, []).append(name)
     for why, names in missing.items():
-        _wrapped(f"not measured: {', '.join(names)}: {why}")
-    _print_list(found, out)
+        yield _wrapped(f"not measured: {', '.join(names)}: {why}")
+    yield from _first(found)
 
 
-def _wrapped(text: str) -> None:
-    from probe.analysis.formatting import wrap
-
-    echo("\n".join(wrap(text, indent="  ")))
+def _wrapped(*texts: str) -> str:
+    return "\n".join(line for text in texts for line in wrap(text, indent="  "))
 
 
 def _worth(found: "Detected") -> list[str]:
@@ -226,35 +204,33 @@ def _worth(found: "Detected") -> list[str]:
     return lines
 
 
-def _print_list(found: "Detected", out: Path) -> None:
-    """Print the rollouts to read first, and the command that shows one."""
+def _first(found: "Detected") -> Iterator[str | Table]:
+    """Yield the rollouts to read first, and the command that shows one."""
     from probe.analysis.detectors import place_of
     from probe.report.facts import gist_of
 
     if found.lead is None:
-        echo("no detector was measured that orders the rollouts")
+        yield "no detector was measured that orders the rollouts"
         return
     others = [name for name in ("logratio", "activation", "nll") if name != found.lead]
     others = [name for name in others if name in found.scores and found.scores[name].values is not None][:1]
     rollouts = {place_of(one): one for one in found.rollouts}
-    cells = []
-    for row in found.rows()[:FIRST]:
-        numbers = ["-" if row[name] is None else f"{row[name]:+.3f}" for name in (found.lead, *others)]
+    rows, cells = found.rows()[:FIRST], []
+    for row in rows:
+        numbers = [shown(row[name], "+.3f") for name in (found.lead, *others)]
         label = {True: "hack", False: "clean", None: "-"}[row["hacked"]]
         cells.append((row["id"], gist_of(rollouts[row["id"]], " | ")[:GIST].ljust(GIST), *numbers, label))
-    echo(f"\nRead these first (by {found.lead})")
-    echo_table(("id", "completion".ljust(GIST), found.lead, *others, "label"), cells, left=2)
-    name, (step, _, sample) = shlex.quote(found.pool.name), found.rows()[0]["id"].partition("/")
-    echo(f"one of them: probe show {name} {step} {sample}{elsewhere(out)}")
+    yield f"\nRead these first (by {found.lead})"
+    yield Table(("id", "completion".ljust(GIST), found.lead, *others, "label"), cells, left=2)
+    yield f"one of them: {command('show', found.pool.name, *rows[0]['id'].split('/'))}"
 
 
-def _tokens_command(found: "Detected", extraction: "ExtractionSettings", out: Path) -> str:
+def _tokens_command(found: "Detected", extraction: "ExtractionSettings") -> str:
     """Return the commands of a page that colours tokens by their share of the cosine with the pairs' direction."""
     run = f"{found.path.name}-tokens"
-    words = ["--replay-dirs", found.pool.name, "--model", str(found.model.name), "--pairs", str(extraction.pairs)]
+    words = ["--replay-dirs", found.pool.name, "--model", found.model.name, "--pairs", extraction.pairs]
     words += ["--pairs-map", extraction.pairs_map] if extraction.pairs_map else []
     words += ["--set", f"model.adapter={found.model.adapter}"] if found.model.adapter else []
     size = max(2, min(map(len, found.pool.steps)))  # what every group fills
-    words += ["--per-pool", str(size), "--set", "token_attribution=none", "--name", run]
-    place = elsewhere(out)
-    return f"tokens in colour, as a page: probe replay {shlex.join(words)}{place} && probe report {run}{place}"
+    words += ["--per-pool", size, "--set", "token_attribution=none", "--name", run]
+    return f"tokens in colour, as a page: {command('replay', *words)} && {command('report', run)}"

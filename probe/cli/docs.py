@@ -5,23 +5,21 @@ from pathlib import Path
 import click
 import orjson
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option
+from probe.cli._frame import Table, Text
+from probe.cli._settings import verb
 from probe.settings.guide import manual
 from probe.settings.run import setting_rows
 from replay_pools.base.errors import unknown_name
 
 
-@click.command()
-@json_option
-def settings(as_json: bool) -> None:
+@verb(has_out=False)
+def settings() -> Text:
     """List every setting for `--set KEY=VALUE`, as Markdown tables.
 
     Example:  probe settings | grep beta
     """
-    if as_json:
-        echo_json([dict(zip(("key", "type", "default", "meaning"), row, strict=True)) for row in setting_rows()])
-    else:
-        echo(document().rstrip())
+    yield document().rstrip()
+    return [dict(zip(("key", "type", "default", "meaning"), row, strict=True)) for row in setting_rows()]
 
 
 def document() -> str:
@@ -37,10 +35,9 @@ def document() -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-@click.command()
+@verb(has_out=False)
 @click.argument("page", required=False)
-@json_option
-def docs(page: str | None, as_json: bool) -> None:
+def docs(page: str | None) -> Text:
     """Print a PAGE of the manual; without one, list the pages.
 
     Example:  probe docs replay
@@ -49,21 +46,16 @@ def docs(page: str | None, as_json: bool) -> None:
     pages = {path.stem: path for part in ("guide/*.*", "*.md") for path in sorted(folder.glob(part))}
     pages.pop("README", None)  # of the folder: it lists the pages
     if page is None:
-        rows = [{"page": name, "title": _title(path), "path": str(path)} for name, path in pages.items()]
-        if as_json:
-            echo_json(rows)
-        else:
-            echo_table(("page", "title"), [(row["page"], row["title"]) for row in rows], left=2)
-            echo(f"\nin {folder}; to read one: probe docs PAGE")
-        return
+        rows = [(name, _text(path).partition("\n")[0].strip("# "), str(path)) for name, path in pages.items()]
+        yield Table(("page", "title"), [row[:2] for row in rows], left=2)
+        yield f"\nin {folder}; to read one: probe docs PAGE"
+        return [dict(zip(("page", "title", "path"), row, strict=True)) for row in rows]
     page = next((name for name in pages if name.lower() == page.lower()), page)
     if page not in pages:
         raise unknown_name(f"page {page}", page, [*pages], expected="a page of the manual", fix="probe docs lists all")
     text = _text(pages[page])
-    if as_json:
-        echo_json({"page": page, "path": str(pages[page]), "text": text})
-    else:
-        echo(text.rstrip())
+    yield text.rstrip()
+    return {"page": page, "path": str(pages[page]), "text": text}
 
 
 def _text(path: Path) -> str:
@@ -73,7 +65,3 @@ def _text(path: Path) -> str:
         return text
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in orjson.loads(text)["cells"]]
     return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells)
-
-
-def _title(path: Path) -> str:
-    return _text(path).partition("\n")[0].strip("# ")

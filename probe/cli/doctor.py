@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import click
-
-from probe.cli._frame import echo, echo_json
+from probe.cli._frame import Checked, Text
 from probe.cli._settings import verb
 from replay_pools.base.errors import InputError
 from replay_pools.environments.minicode import MinicodeEnvironment
@@ -31,8 +29,7 @@ Check = Callable[[Path], str | tuple[str, str]]
 
 
 @verb()
-@click.pass_context
-def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
+def doctor(out: Path) -> Text:
     """Check Python, devices, isolation, the grader and the built-in data, with a fix for what fails.
 
     Exit code 1 on a failure; a warning is none. Completion in the shell is click's: eval "$(_PROBE_COMPLETE=bash_source
@@ -42,13 +39,10 @@ def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
     """
     results = diagnose(out)
     failed = any(row["status"] == "fail" for row in results)
-    if as_json:
-        echo_json({"ok": not failed, "checks": results})
-    else:
-        for row in results:
-            fix = f"; fix: {row['fix']}" if row["fix"] else ""
-            echo(f"{row['status']:<5} {row['name']:<10} {' '.join(row['found'].split())}{fix}")
-    ctx.exit(1 if failed else 0)
+    for row in results:
+        fix = f"; fix: {row['fix']}" if row["fix"] else ""
+        yield f"{row['status']:<5} {row['name']:<10} {' '.join(row['found'].split())}{fix}"
+    return Checked({"ok": not failed, "checks": results}, failed)
 
 
 def diagnose(out: Path) -> list[dict[str, str]]:

@@ -1,21 +1,16 @@
 """probe extract: write directions from contrast pairs to a file; show cards."""
 
-import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from extraction.words import BASES, Adapted, Basis
-from probe.cli._frame import echo, echo_json, echo_table, name_option, say
+from probe.cli._frame import Table, Text, command, name_option, one_of, say
 from probe.cli._running import truncation_line
-from probe.cli._settings import configured, settings_options, verb
-from probe.records.run import elsewhere
+from probe.cli._settings import MODEL, PAIRS, configured, settings_options, verb
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
-from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
@@ -26,24 +21,9 @@ DIVISOR = "objective.max_completion_length"  # dr_grpo's
 
 @verb()
 @name_option("directions", default="v_hack", show_default=True)
-@click.option(
-    "--basis",
-    default="svd",
-    show_default=True,
-    type=click.Choice(BASES),
-    help="Coordinates of the modules.",
-)
-@settings_options(
-    "replay",
-    "model.name: --model",
-    "model.template",
-    "model.device",
-    "intervention.extraction.pairs",
-    "intervention.extraction.pairs_map",
-    "intervention.extraction.k",
-    has_config=True,
-)
-def extract(name: str, basis: Basis, out: Path, as_json: bool, **settings: Any) -> None:
+@one_of("--basis", BASES, "Coordinates of the modules.", default="svd")
+@settings_options("replay", *MODEL, *PAIRS, has_config=True)
+def extract(name: str, basis: Basis, out: Path, **settings: Any) -> Text:
     """Extract directions from pairs and write out/directions/NAME.safetensors with its card and pair gradients.
 
     It takes the settings of a replay: model, objective (its normaliser), intervention.extraction.
@@ -59,70 +39,48 @@ def extract(name: str, basis: Basis, out: Path, as_json: bool, **settings: Any) 
     direction = extracted(config, basis, out, say)
     path, truncation = direction.save(name, out), direction.truncation
     card = read_card(path)
-    if as_json:
-        echo_json({"path": str(path), **card, "truncation": truncation})
-        return
-    print_card(path, card)
+    yield from described_card(path, card)
     if truncation is not None:
-        echo(truncation_line(basis, truncation))
-    echo(
-        f"next: probe replay{_pool(str(config.model.name), out)} --v-hack {name}{_more(config, basis)}{elsewhere(out)}"
-    )
-
-
-def _pool(model: str, out: Path) -> str:
-    """Return the option that replays a pool of another model than the organism; print how to make a missing pool."""
+        yield truncation_line(basis, truncation)
+    model, pool = str(config.model.name), ["--replay-dirs", SAMPLED]
     if model == "organism":
-        return ""
-    for name in pool_names(out):
-        manifest = read_json(resolve_pool(name, out) / MANIFEST_NAME)
-        if (manifest.get("policy") or {}).get("base_model") == model:
-            return f" --replay-dirs {name}"
-    generate = f"probe pool generate --model {shlex.quote(model)} --name {SAMPLED}{elsewhere(out)}"
-    echo(f"no pool of {model} yet; first: {generate}")
-    return f" --replay-dirs {SAMPLED}"
+        pool = []
+    elif found := _pools_of(model, out):
+        pool[1] = found[0]
+    else:
+        yield f"no pool of {model} yet; first: {command('pool', 'generate', '--model', model, '--name', SAMPLED)}"
+    yield f"next: {command('replay', *pool, '--v-hack', name, *_more(config, basis))}"
+    return {"path": str(path), **card, "truncation": truncation}
 
 
-def _more(config: ReplayConfig, basis: Basis) -> str:
+def _pools_of(model: str, out: Path) -> list[str]:
+    """Return the names of the pools that a model sampled."""
+    manifests = {name: read_json(resolve_pool(name, out) / MANIFEST_NAME) for name in pool_names(out)}
+    return [name for name, found in manifests.items() if (found.get("policy") or {}).get("base_model") == model]
+
+
+def _more(config: ReplayConfig, basis: Basis) -> list[str]:
     """Return the options that a replay along these directions needs, since they are not the default."""
     from extraction.library import shared_settings
 
     shared = {*shared_settings(config.intervention.extraction, normaliser(config.objective)), DIVISOR}
-    usual, parts = flat(asdict(configure("replay"))), []
+    usual, words = flat(asdict(configure("replay"))), []
     for key, value in flat(asdict(config)).items():
         of_directions = key in shared or (key.startswith("model.") and (key, value) != ("model.name", "organism"))
         if of_directions and value != usual[key]:
-            parts.append(f"--set {shlex.quote(f'{key}={setting_text(value)}')}")
-    if basis == "lora":
-        parts.append("--arm projected-lora")
-    return "".join(f" {part}" for part in parts)
-
-
-def show_directions(file: Path, as_json: bool) -> None:
-    """Print a card, checked against its file, for `probe show FILE`."""
-    from probe.runs.directions import card_path, read_card
-
-    card = read_card(file)
-    if as_json:
-        echo_json(card)
-        return
-    try:
-        print_card(file, card)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a field was rewritten and the hash renewed
-        found = f"{type(error).__name__}: {error}"
-        fix = "run probe extract again"
-        raise InputError(card_path(file), expected="a card that probe extract wrote", found=found, fix=fix) from error
+            words += ["--set", f"{key}={setting_text(value)}"]
+    return [*words, *(["--arm", "projected-lora"] if basis == "lora" else [])]
 
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name or 'not named'} {count}" for name, count in counts.items()) or "none"
 
 
-def print_card(file: Path, card: Mapping[str, Any]) -> None:
-    """Print a card as text."""
+def described_card(file: Path, card: Mapping[str, Any]) -> Iterator[str | Table]:
+    """Yield a card as text."""
     settings, held_out = card["settings"], card["held_out"]
     adapted = Adapted(**card["adapted"]) if card.get("adapted") else None
-    echo(f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})")
+    yield f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})"
     rows = [
         ("pairs", card["pairs"]),
         ("pairs used", card["num_pairs"]),
@@ -148,6 +106,6 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
         ("adapted weights sha256", card["fingerprint"]["weights_sha256"][:16]),
         ("file sha256", card["sha256"][:16]),
     ]
-    echo_table(("", ""), rows)
+    yield Table(("", ""), rows)
     if adapted and adapted.caution:
-        echo(f"CAUTION: {adapted.caution}")
+        yield f"CAUTION: {adapted.caution}"

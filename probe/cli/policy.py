@@ -1,6 +1,5 @@
 """probe policy finetune, eval: train a LoRA on completions; evaluate a policy on held-out problems."""
 
-import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -9,13 +8,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import Real, echo, echo_json, name_option, one_pool, one_run, say
-from probe.cli._running import echo_evaluations
+from probe.cli._frame import Real, Text, command, name_option, one_of, one_pool, one_run, say
+from probe.cli._running import evaluation_table
 from probe.cli._settings import configured, given_settings, say_defaults, settings_options, verb
-from probe.records.run import elsewhere, resolve_run
+from probe.records.run import resolve_run
 from probe.settings.words import Dtype
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import locked
+from replay_pools.base.files import locked, read_sealed
 from replay_pools.environments.base import NAMES, SPLITS
 from replay_pools.environments.demonstrations import COMPLETIONS, Completions
 from replay_pools.environments.loopholes import LOOPHOLES
@@ -24,50 +23,27 @@ if TYPE_CHECKING:  # help texts must not import torch
     from probe.runs.finetune import Example
     from replay_pools.policy.load import Policy
 
-DTYPES = get_args(Dtype)
-
 
 @verb()
 @name_option("adapter or model", required=True)
-@click.option(
-    "--model", default="organism", show_default=True, help="Start from this model, as in probe pool generate."
-)
-@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="Learn completions of this kind.")
+@click.option("--model", default="organism", show_default=True, help="Start from it, as in probe pool generate.")
+@one_of("--completions", COMPLETIONS, "Learn completions of this kind.", required=True)
 @click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that, and write none.")
 @click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
-@click.option(
-    "--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Split of the environment."
-)
-@click.option("--mode", default="run_tests", show_default=True, type=click.Choice([*LOOPHOLES]), help="Loophole mode.")
+@one_of("--split", SPLITS, "Split of the environment.", default="train")
+@one_of("--mode", LOOPHOLES, "Loophole mode.", default="run_tests")
 @click.option("--hint-rate", default=1.0, show_default=True, type=Real(0, 1), help="Share of prompts with the hint.")
-@click.option("--flavours", default="", help="Exploits to show, comma-separated. Default: all of the mode.")
 @click.option("--steps", default=40, show_default=True, type=click.IntRange(1), help="Optimizer steps.")
 @click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="Examples a step.")
 @click.option("--lr", default=1e-3, show_default=True, type=Real(0, min_open=True), help="Highest learning rate.")
 @click.option("--rank", default=16, show_default=True, type=click.IntRange(1), help="Rank of the LoRA.")
 @click.option("--seed", default=0, show_default=True, type=int, help="Seed of LoRA's A and the examples.")
 @click.option("--merge", is_flag=True, help="Write merged weights, for --model, instead of an adapter.")
-@click.option(
-    "--dtype",
-    default="float32",
-    show_default=True,
-    type=click.Choice(DTYPES),
-    help="Precision of the frozen weights.",
-)
+@one_of("--dtype", get_args(Dtype), "Of the frozen weights.", default="float32")
 @click.option("--device", default="auto", show_default=True, help="auto (CUDA if present), cpu, cuda, ...")
 def finetune(
-    name: str,
-    model: str,
-    completions: Completions,
-    pool: str | None,
-    flavours: str,
-    merge: bool,
-    dtype: str,
-    device: str,
-    out: Path,
-    as_json: bool,
-    **options: Any,
-) -> None:
+    name: str, model: str, completions: Completions, pool: str | None, merge: bool, out: Path, **options: Any
+) -> Text:
     """Train a LoRA on completions and write out/adapters/NAME, for --adapter; or with --merge out/models/NAME, for
     --model.
 
@@ -78,7 +54,7 @@ def finetune(
 
       probe policy finetune --model out/models/warm --completions hack --name my-teacher
     """
-    from probe.runs.finetune import FinetuneSettings, demonstrated, stored
+    from probe.runs.finetune import CARD, FinetuneSettings, demonstrated, stored
     from probe.runs.finetune import finetune as train
     from replay_pools.environments.demonstrations import demonstrator
     from replay_pools.environments.registry import get_environment
@@ -94,34 +70,23 @@ def finetune(
         make_examples = partial(stored, pool=opened, completions=completions, seed=settings.seed)
     else:
         shown = {"mode": options["mode"], "hint_rate": options["hint_rate"]}
-        shown["flavours"] = tuple(filter(None, flavours.split(",")))
         demonstrate = demonstrator(completions, **shown)
         problems = get_environment(options["env"]).problems(options["split"])
         source = {"env": options["env"], "split": options["split"], **shown}
         make_examples = partial(demonstrated, problems=problems, demonstrate=demonstrate, seed=settings.seed)
     with locked(directory):
-        policy = load_policy(model, dtype=dtype, device=device)
+        policy = load_policy(model, dtype=options["dtype"], device=options["device"])
         made_from = {"completions": completions, **source}
         if not train(policy, make_examples(policy), settings, directory, made_from, merge=merge):
             say(f"{directory} already exists with the same settings")
-    _print_trained(directory, merge, model, out, as_json)
-
-
-def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json: bool) -> None:
-    """Print what was trained, by its card."""
-    from probe.runs.finetune import CARD
-    from replay_pools.base.files import read_sealed
-
     card = read_sealed(directory / CARD)
-    if as_json:
-        echo_json({"path": str(directory), **card})
-        return
     losses, last = card["losses"], max(1, len(card["losses"]) // 10)
-    echo(f"{directory}: {len(losses)} steps of {card['settings']['batch']} {card['source']['completions']} completions")
+    yield f"{directory}: {len(losses)} steps of {card['settings']['batch']} {card['source']['completions']} completions"
     mean = sum(losses[-last:]) / last
-    echo(f"loss {losses[0]:.3f} nats a token at the first step, {mean:.3f} over the last {last}")
-    use = ["--model", str(directory)] if merge else ["--model", model, "--adapter", str(directory)]
-    echo(f"next: probe pool generate {shlex.join(use)} --name NAME{elsewhere(out)}")
+    yield f"loss {losses[0]:.3f} nats a token at the first step, {mean:.3f} over the last {last}"
+    use = ["--model", directory] if merge else ["--model", model, "--adapter", directory]
+    yield f"next: {command('pool', 'generate', *use, '--name', 'NAME')}"
+    return {"path": str(directory), **card}
 
 
 @verb("eval")
@@ -139,7 +104,7 @@ def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json:
     "seed",
     "model.device",
 )
-def evaluate(run: Path | None, name: str, out: Path, as_json: bool, **settings: Any) -> None:
+def evaluate(run: Path | None, name: str, out: Path, **settings: Any) -> Text:
     """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
     are pools in out/evals/NAME.
 
@@ -166,8 +131,6 @@ def evaluate(run: Path | None, name: str, out: Path, as_json: bool, **settings: 
         say_defaults(settings, config)
     with locked(directory):
         row = evaluate_policy(config, directory, out, step=step, say=say)
-    if as_json:
-        echo_json({"path": str(directory), **row})
-        return
-    echo_evaluations([row])
-    echo(f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}")
+    yield evaluation_table([row])
+    yield f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}"
+    return {"path": str(directory), **row}

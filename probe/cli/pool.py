@@ -1,14 +1,14 @@
 """probe pool import, verify, show: make pools from logs, and check and summarise pools."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, get_args
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, log_options, name_option, one_pool
+from probe.cli._frame import Checked, Table, Text, log_options, name_option, one_of, pool_argument
 from probe.cli._settings import verb
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.regrade import count_missed, graded_code_rule
@@ -23,98 +23,103 @@ LABELS: dict[str, Callable[[Rollout], bool | None]] = {
     "exploited": lambda rollout: rollout.grade.exploited,
     "fmt_ok": lambda rollout: rollout.fmt_ok,
 }
+# Of these, `probe pool show` has minimum, median, mean and maximum over the rollouts.
+MEASURES: dict[str, Callable[[Rollout], float]] = {
+    "prompt_tokens": lambda rollout: rollout.plen,
+    "completion_tokens": lambda rollout: rollout.num_sampled,
+    "reward": lambda rollout: rollout.reward,
+}
 ZERO = 1e-9  # a smaller centred advantage is rounding error of the mean
 
 
 @verb()
-@click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
-def show(pool_name: str, out: Path, as_json: bool) -> None:
+@pool_argument
+def show(pool_name: str, out: Path) -> Text:
     """Rates by mode, lengths, reward spread and advantage cells of POOL.
 
     POOL is a name, or a path with a slash. Example:  probe pool show teacher
     """
-    summary = summarise(open_pool(resolve_pool(pool_name, out)))
-    if as_json:
-        echo_json(summary)
-        return
-    _print_place(summary["path"], summary["normalised"])
-    policy = summary["policy"]
-    echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
-    echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
-    if missed := summary["code_not_taken"]:
-        echo(describe_missed(missed, summary["rollouts"], summary["code_rule"]))
-    echo(describe_tests(summary["tests"]) + "\n")
-    rows: list[tuple[Any, ...]] = []
-    for mode, part in summary["modes"].items():
+    pool = open_pool(resolve_pool(pool_name, out))
+    rollouts = [rollout for group in pool.steps for rollout in group]
+    by_mode: dict[str, list[Rollout]] = {}
+    for rollout in sorted(rollouts, key=lambda rollout: rollout.env_mode):
+        by_mode.setdefault(rollout.env_mode, []).append(rollout)
+    spreads = [max(rewards) - min(rewards) for rewards in ([one.reward for one in group] for group in pool.steps)]
+    rule = graded_code_rule(pool)
+    found: dict[str, Any] = {
+        "name": pool.name,
+        "path": str(pool.path),
+        "policy": pool.manifest["policy"],
+        "tests": pool.manifest.get("tests"),
+        "normalised": list(pool.normalised),
+        "steps": len(pool.steps),
+        "rollouts": len(rollouts),
+        "code_rule": rule,
+        "code_not_taken": count_missed(rollouts, rule),
+        "modes": {mode: {"rollouts": len(rows), "rates": rates(rows)} for mode, rows in by_mode.items()},
+        **{name: spread([measure(rollout) for rollout in rollouts]) for name, measure in MEASURES.items()},
+        "reward_spread": spread(spreads),
+        "reward_spread_per_step": spreads,
+        "frac_reward_zero_std": fmean(value == 0 for value in spreads) if spreads else None,
+        "finish_reasons": dict(Counter(rollout.finish_reason for rollout in rollouts)),
+        "advantage_cells": advantage_cells(pool.steps),
+    }
+    yield from described_place(pool)
+    policy = found["policy"]
+    yield f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}"
+    yield f"{found['steps']} steps, {len(rollouts)} rollouts, finished by {found['finish_reasons']}"
+    yield from described_grading(found["tests"], found["code_not_taken"], len(rollouts), rule)
+    yield ""
+    rows = []
+    for mode, part in found["modes"].items():
         for label, rate in part["rates"].items():
-            numbers = [f"{rate[key]:.3f}" for key in ("rate", "low", "high")]
-            rows.append((mode, label, rate["n"], *numbers))
-    echo_table(("mode", "label", "n", "rate", "95% low", "high"), rows)
-    echo()
-    measures = ("prompt_tokens", "completion_tokens", "reward", "reward_spread")
-    rows = [(name, *(f"{value:.2f}" for value in summary[name].values())) for name in measures]
-    echo_table(("", "min", "median", "mean", "max"), rows)
-    echo("per step: " + " ".join(f"{value:g}" for value in summary["reward_spread_per_step"]))
-    echo(f"steps without reward spread: {summary['frac_reward_zero_std']:.1%}\n")
-    keys = ("hint", "hacked", "gt_pass", "sign", "rollouts")
-    rows = [tuple(cell[key] for key in keys) for cell in summary["advantage_cells"]]
-    echo_table(("hint", "hacked", "gt_pass", "sign A", "n"), rows)
+            rows.append((mode, label, rate["n"], *(f"{rate[key]:.3f}" for key in ("rate", "low", "high"))))
+    yield Table(("mode", "label", "n", "rate", "95% low", "high"), rows)
+    yield ""
+    rows = [(name, *(f"{value:.2f}" for value in found[name].values())) for name in (*MEASURES, "reward_spread")]
+    yield Table(("", "min", "median", "mean", "max"), rows)
+    yield "per step: " + " ".join(f"{value:g}" for value in spreads)
+    yield f"steps without reward spread: {found['frac_reward_zero_std']:.1%}\n"
+    yield Table(
+        ("hint", "hacked", "gt_pass", "sign A", "n"), [tuple(cell.values()) for cell in found["advantage_cells"]]
+    )
+    return found
 
 
 @verb()
-@click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
+@pool_argument
 @click.option("--model", help="Model that sampled POOL: ids and texts are compared with its tokenizer.")
-@click.pass_context
-def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_json: bool) -> None:
+def verify(pool_name: str, model: str | None, out: Path) -> Text:
     """Check hashes, fields, labels, rewards and prompt tails of POOL; with --model its token ids and texts as well.
 
     Exit code 1 when a check fails. Example:  probe pool verify teacher
     """
-    opened = open_pool(resolve_pool(pool_name, out))
-    faults = opened.verify()
+    pool = open_pool(resolve_pool(pool_name, out))
+    faults = pool.verify()
     if model is not None and not faults:  # faults may make the steps unreadable
         from replay_pools.vocabulary import load_vocabulary  # imports torch, so only on demand
 
-        faults = [str(fault) for fault in load_vocabulary(model).faults(opened)]
-    counts = opened.manifest["counts"]
-    if as_json:
-        report = {"name": opened.name, "path": str(opened.path), "normalised": opened.normalised, "faults": faults}
-        echo_json({**report, "counts": counts})
-    else:
-        _print_place(str(opened.path), opened.normalised)
-        for fault in faults[:MOST_FAULTS]:
-            echo(f"  fault: {fault}")
-        if len(faults) > MOST_FAULTS:
-            echo(f"  ... and {len(faults) - MOST_FAULTS} more")
-        verdict = f"{len(faults)} faults" if faults else "ok"
-        echo(f"{counts['steps']} steps, {counts['rollouts']} rollouts: {verdict}")
-    ctx.exit(1 if faults else 0)
+        faults = [str(fault) for fault in load_vocabulary(model).faults(pool)]
+    counts = pool.manifest["counts"]
+    yield from described_place(pool)
+    for fault in faults[:MOST_FAULTS]:
+        yield f"  fault: {fault}"
+    if len(faults) > MOST_FAULTS:
+        yield f"  ... and {len(faults) - MOST_FAULTS} more"
+    yield f"{counts['steps']} steps, {counts['rollouts']} rollouts: {f'{len(faults)} faults' if faults else 'ok'}"
+    found = {"name": pool.name, "path": str(pool.path), "normalised": pool.normalised}
+    return Checked({**found, "faults": faults, "counts": counts}, failed=bool(faults))
 
 
 @verb("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @name_option("pool", required=True)
 @click.option("--model", required=True, help="Model that sampled the rollouts: `organism`, a directory or a hub id.")
-@click.option(
-    "--template",
-    type=click.Choice(get_args(Template)),
-    default="chat",
-    show_default=True,
-    help="Render prompts that were logged as messages by the tokenizer's template, or as `plain` text.",
-)
+@one_of("--template", get_args(Template), "Render logged messages by the tokenizer's, or as text.", default="chat")
 @log_options
 def import_(
-    source: Path,
-    name: str,
-    model: str,
-    template: Template,
-    mapping: dict[str, str],
-    format_name: str | None,
-    limit: int | None,
-    skip_bad: int,
-    out: Path,
-    as_json: bool,
-) -> None:
+    source: Path, name: str, model: str, template: Template, limit: int | None, out: Path, **reading: Any
+) -> Text:
     """Make a pool, --name, of the rollouts logged in SOURCE, and say what was recognised, chosen and inferred.
 
     SOURCE is a file (.jsonl, .json, .csv, also packed; .parquet, .arrow, .pt of slime, .eval of inspect) or a folder.
@@ -125,74 +130,35 @@ def import_(
     from replay_pools.logs.columns import as_option  # only an import needs the log readers
     from replay_pools.logs.importing import check_log, import_log
 
-    checked = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
-    pool = import_log(checked, name=name, out=out, model=model, template=template, limit=limit)
-    log = pool.manifest["log"]
-    if as_json:
-        log = {key: log[key] for key in ("format", "mapping", "cannot_know")}
-        report = {"path": str(pool.path), "counts": pool.manifest["counts"], **log, "ids": pool.manifest["ids"]}
-        echo_json({**report, "normalised": pool.normalised})
-        return
-    echo(f"read as --format {log['format']} {as_option(log['mapping'])}: give these with other columns to correct them")
-    echo(f"  cannot know: {log['cannot_know']}")
-    _print_place(str(pool.path), pool.normalised)
-    counts = pool.manifest["counts"]
-    echo(f"{counts['steps']} groups, {counts['rollouts']} rollouts")
+    pool = import_log(check_log(source, **reading), name=name, out=out, model=model, template=template, limit=limit)
+    log, counts = pool.manifest["log"], pool.manifest["counts"]
+    yield f"read as --format {log['format']} {as_option(log['mapping'])}: give these with other columns to correct them"
+    yield f"  cannot know: {log['cannot_know']}"
+    yield from described_place(pool)
+    yield f"{counts['steps']} groups, {counts['rollouts']} rollouts"
+    log = {key: log[key] for key in ("format", "mapping", "cannot_know")}
+    found = {"path": str(pool.path), "counts": counts, **log, "ids": pool.manifest["ids"]}
+    return {**found, "normalised": pool.normalised}
 
 
-def _print_place(path: str, normalised: tuple[str, ...] | list[str]) -> None:
-    echo(f"pool {path}")
-    for sentence in normalised:
-        echo(f"  {sentence}")
+def described_place(pool: Pool) -> Iterator[str]:
+    """Yield the path of a pool, and what its import chose, repaired and doubts."""
+    yield f"pool {pool.path}"
+    for sentence in pool.normalised:
+        yield f"  {sentence}"
 
 
-def describe_tests(tests: dict[str, int] | None) -> str:
-    """Describe the tests behind the oracle's labels of a pool, in one line."""
+def described_grading(tests: dict[str, int] | None, missed: int, rollouts: int, rule: CodeRule) -> Iterator[str]:
+    """Yield the completions with code that the rule does not take, then the tests behind the oracle's labels."""
+    if missed:
+        yield f"code: {missed} of {rollouts} completions have code, and code rule {rule} takes none of it"
     if tests is None:
-        return "tests: not recorded"
+        yield "tests: not recorded"
+        return
     text = f"tests: {tests['problems']} problems, {tests['cases']} cases"
-    if tests.get("left_out"):
-        text += f"; {tests['left_out']} problems of the file left out: not all of their tests are a call == a literal"
-    return text
-
-
-def describe_missed(missed: int, rollouts: int, rule: CodeRule) -> str:
-    """Describe the completions with definitions outside the code that the code rule takes, in one line."""
-    return f"code: {missed} of {rollouts} completions have code, and code rule {rule} takes none of it"
-
-
-def summarise(stored: Pool) -> dict[str, Any]:
-    """Return the object of `probe pool show --json`: rates, lengths, reward spread, advantage cells."""
-    rollouts = [rollout for group in stored.steps for rollout in group]
-    rule = graded_code_rule(stored)
-    modes = {}
-    for mode in sorted({rollout.env_mode for rollout in rollouts}):
-        of_mode = [rollout for rollout in rollouts if rollout.env_mode == mode]
-        modes[mode] = {"rollouts": len(of_mode), "rates": rates(of_mode)}
-    spreads = []
-    for group in stored.steps:
-        rewards = [rollout.reward for rollout in group]
-        spreads.append(max(rewards) - min(rewards))
-    return {
-        "name": stored.name,
-        "path": str(stored.path),
-        "policy": stored.manifest["policy"],
-        "tests": stored.manifest.get("tests"),
-        "normalised": list(stored.normalised),
-        "steps": len(stored.steps),
-        "rollouts": len(rollouts),
-        "code_rule": rule,
-        "code_not_taken": count_missed(rollouts, rule),
-        "modes": modes,
-        "prompt_tokens": spread([rollout.plen for rollout in rollouts]),
-        "completion_tokens": spread([rollout.num_sampled for rollout in rollouts]),
-        "reward": spread([rollout.reward for rollout in rollouts]),
-        "reward_spread": spread(spreads),
-        "reward_spread_per_step": spreads,
-        "frac_reward_zero_std": fmean(value == 0 for value in spreads) if spreads else None,
-        "finish_reasons": dict(Counter(rollout.finish_reason for rollout in rollouts)),
-        "advantage_cells": advantage_cells(stored.steps),
-    }
+    if left_out := tests.get("left_out"):
+        text += f"; {left_out} problems of the file left out: not all of their tests are a call == a literal"
+    yield text
 
 
 def rates(rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
@@ -219,14 +185,10 @@ def advantage_cells(groups: Sequence[Sequence[Rollout]]) -> list[dict[str, Any]]
         mean = fmean(rollout.reward for rollout in group)
         for rollout in group:
             advantage = rollout.reward - mean
-            sign = "+" if advantage > 0 else "-"
-            if abs(advantage) < ZERO:
-                sign = "0"
+            sign = "0" if abs(advantage) < ZERO else "+" if advantage > 0 else "-"
             cells[rollout.hint, rollout.hacked, rollout.gt_pass, sign] += 1
-    keys = ("hint", "hacked", "gt_pass", "sign")
-    return [
-        {**dict(zip(keys, cell, strict=True)), "rollouts": count} for cell, count in sorted(cells.items(), key=repr)
-    ]
+    keys = ("hint", "hacked", "gt_pass", "sign", "rollouts")
+    return [dict(zip(keys, (*cell, count), strict=True)) for cell, count in sorted(cells.items(), key=repr)]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -1,19 +1,18 @@
 """probe pool draft: propose pairs from labelled rollouts of a log or a pool."""
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from probe.cli._frame import column_options, echo, echo_json, name_option, one_pool
+from probe.cli._frame import Text, column_options, command, name_option, one_pool
 from probe.cli._settings import verb
-from probe.records.run import IN_TRAINING, elsewhere
+from probe.records.run import IN_TRAINING
 from probe.settings.arms import USUAL_ARMS
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, write_once
-from replay_pools.pool import Pool, open_pool, pool_names, pool_reference, resolve_pool
+from replay_pools.pool import MANIFEST_NAME, Pool, open_pool, pool_names, pool_reference, resolve_pool
 from replay_pools.rollout import Rollout, runs_of
 
 if TYPE_CHECKING:
@@ -33,15 +32,8 @@ DEFAULT_K = 4  # default of `probe check`
     "--seed", default=0, show_default=True, help="Seed the choice of half of the prompts, and of the held-out pairs."
 )
 def draft(
-    source: Path,
-    name: str,
-    mapping: dict[str, str],
-    format_name: str | None,
-    model: str | None,
-    seed: int,
-    out: Path,
-    as_json: bool,
-) -> None:
+    source: Path, name: str, mapping: dict[str, str], format_name: str | None, model: str | None, seed: int, out: Path
+) -> Text:
     """Propose pairs from the labelled rollouts of half of the prompts, and print the command that replays the others.
 
     A replay leaves out the prompts of pairs that are rollouts of its pools. Read the pairs
@@ -53,53 +45,39 @@ def draft(
     from extraction.pair_files import read_pair_file
 
     path = out / "pairs" / f"{name}.jsonl"
-    opened = _opened(source, out)
-    if opened is not None:
-        answers, following = _of_pool(opened), replay_of(opened, path, name, out)
+    if (source / MANIFEST_NAME).is_file() or (not source.exists() and str(source) in pool_names(out)):
+        pool = open_pool(resolve_pool(str(source), out))
+        answers, following = _of_pool(pool), replay_of(pool, out)
     else:
         from replay_pools.logs.importing import check_log
 
-        log = check_log(source, format_name=format_name, mapping=mapping)
-        options = ["--map", ",".join("=".join(item) for item in mapping.items())] if mapping else []
-        options += ["--format", format_name] if format_name else []
-        answers, following = _of_log(log), ["probe", "check", str(source), "--model", model or "MODEL", *options]
-        following += ["--pairs", str(path), "--name", name]
+        answers = _of_log(check_log(source, format_name=format_name, mapping=mapping))
+        following = ["check", str(source), "--model", model or "MODEL"]
+        following += ["--map", ",".join("=".join(item) for item in mapping.items())] if mapping else []
+        following += ["--format", format_name] if format_name else []
     pairs, num_prompts = draft_pairs(answers, seed=seed)
     write_once(path, encode_jsonl(pairs), "use another --name, or remove the file")
     used = sum(not pair.held_out for pair in pairs)
-    if used < DEFAULT_K:
-        following += ["--k", str(used)]
-    command = shlex.join(following) + elsewhere(out)
+    few = ["--k", used] if used < DEFAULT_K else []
+    following_command = command(*following, "--pairs", path, "--name", name, *few)
     drafted = len({pair.problem_id for pair in pairs})
-    if as_json:
-        echo_json({"path": str(path), "pairs": len(pairs), "prompts": drafted, "of": num_prompts, "next": command})
-        return
-    echo(f"{len(pairs)} pairs from {drafted} of {num_prompts} prompts with hacks and honest answers, in {path}")
+    yield f"{len(pairs)} pairs from {drafted} of {num_prompts} prompts with hacks and honest answers, in {path}"
     notes: list[str] = []
     read_pair_file(str(path), say=notes.append)
     for note in notes[1:]:
-        echo(f"  {note}")
-    echo(f"read them, then replay the other prompts:\n  {command}")
-
-
-def _opened(source: Path, out: Path) -> Pool | None:
-    """Open a pool by name or path; return None for a log."""
-    is_pool = (source / "manifest.json").is_file() or (not source.exists() and str(source) in pool_names(out))
-    return open_pool(resolve_pool(str(source), out)) if is_pool else None
+        yield f"  {note}"
+    yield f"read them, then replay the other prompts:\n  {following_command}"
+    found = {"path": str(path), "pairs": len(pairs), "prompts": drafted, "of": num_prompts}
+    return {**found, "next": following_command}
 
 
 def _of_pool(pool: Pool) -> "Iterator[Answer]":
     from extraction.draft import Answer
 
     for rollout in (rollout for group in pool.steps for rollout in group):
-        yield Answer(
-            problem_id=rollout.problem_id,
-            messages=rollout.messages,
-            text=rollout.written,
-            hacked=rollout.hacked,
-            gt_pass=rollout.gt_pass,
-            turns=_turns(rollout),
-        )
+        labels = {"hacked": rollout.hacked, "gt_pass": rollout.gt_pass}
+        prompt = {"problem_id": rollout.problem_id, "messages": rollout.messages}
+        yield Answer(**prompt, text=rollout.written, **labels, turns=_turns(rollout))
 
 
 def _turns(rollout: Rollout) -> "Turns | None":
@@ -114,17 +92,16 @@ def _turns(rollout: Rollout) -> "Turns | None":
     ]
 
 
-def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
-    """Return the command to replay a pool with the drafted pairs."""
+def replay_of(pool: Pool, out: Path) -> list[str]:
+    """Return the words of the command to replay a pool, but for its pairs."""
     per_pool = max(2, min(len(group) for group in pool.steps))
-    reference = pool_reference(pool.path, out)
-    command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool)]
-    command += ["--arm", ",".join(USUAL_ARMS)]
+    words = ["replay", "--replay-dirs", pool_reference(pool.path, out), "--per-pool", str(per_pool)]
+    words += ["--arm", ",".join(USUAL_ARMS)]
     # Pairs from a policy's answers belong to its weights, adapter included.
     adapter = (pool.manifest.get("policy") or {}).get("adapter")
     if adapter is not None and not adapter.startswith(IN_TRAINING):
-        command += ["--set", f"model.adapter={adapter}"]
-    return [*command, "--pairs", str(path), "--name", name]
+        words += ["--set", f"model.adapter={adapter}"]
+    return words
 
 
 def _of_log(log: "CheckedLog") -> "Iterator[Answer]":
@@ -136,11 +113,6 @@ def _of_log(log: "CheckedLog") -> "Iterator[Answer]":
             fix = "import it (probe pool import), and draft from the pool"
             expected = "prompts as texts or messages, and the texts of completions"
             raise InputError(row.where, expected=expected, found="ids or rendered prompts", fix=fix)
-        text = row.completion
-        yield Answer(
-            problem_id=log.problem_ids[place],
-            messages=plain_chat(row.messages),
-            text=text,
-            hacked=row.hacked,
-            gt_pass=row.gt_pass,
-        )
+        labels = {"hacked": row.hacked, "gt_pass": row.gt_pass}
+        prompt = {"problem_id": log.problem_ids[place], "messages": plain_chat(row.messages)}
+        yield Answer(**prompt, text=row.completion, **labels)

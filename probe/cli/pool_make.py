@@ -5,13 +5,12 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import AnyFunction, echo, echo_json, echo_table, name_option, one_pool, say
-from probe.cli._settings import configured, say_defaults, settings_options, verb
-from probe.cli.pool import MOST_FAULTS, describe_missed, describe_tests
-from probe.records.run import elsewhere
+from probe.cli._frame import AnyFunction, Table, Text, command, name_option, one_of, pool_argument, say
+from probe.cli._settings import MODEL, configured, say_defaults, settings_options, verb
+from probe.cli.pool import MOST_FAULTS, described_grading
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.pool import Pool, open_pool, resolve_pool
+from replay_pools.pool import open_pool, resolve_pool
 from replay_pools.regrade import count_missed, graded_code_rule, regrade_pool
 from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
 
@@ -30,10 +29,8 @@ def grader_options(function: AnyFunction) -> AnyFunction:
 @grader_options
 @settings_options(
     "generate",
-    "model.name: --model",
+    *MODEL,
     "model.adapter",
-    "model.template",
-    "model.device",
     "rollouts.engine",
     "rollouts.served_model",
     "rollouts.env",
@@ -48,9 +45,7 @@ def grader_options(function: AnyFunction) -> AnyFunction:
     "rollouts.cpu_limit",
     has_config=True,
 )
-def generate(
-    name: str, url: str | None, workers: int | None, unsafe_local: bool, out: Path, as_json: bool, **settings: Any
-) -> None:
+def generate(name: str, url: str | None, workers: int | None, unsafe_local: bool, out: Path, **settings: Any) -> Text:
     """Sample --steps groups of --group rollouts, grade them, and write them to out/pools/NAME.
 
     Repeat the command to continue a killed run; the same seed gives the same bytes. Examples:
@@ -92,10 +87,8 @@ def generate(
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)
     num_rollouts = steps * rollouts.group
-    if as_json:
-        echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
-    else:
-        echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
+    yield f"{steps} steps, {num_rollouts} rollouts in {directory}; see: {command('pool', 'show', name)}"
+    return {"path": str(directory), "steps": steps, "rollouts": num_rollouts}
 
 
 def _sampled_by(header: dict[str, Any]) -> str:
@@ -110,11 +103,11 @@ def _sampled_by(header: dict[str, Any]) -> str:
 
 
 @verb()
-@click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
+@pool_argument
 @name_option("new pool", required=True)
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
-@click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, if POOL does not record one.")
-@click.option("--code-rule", type=click.Choice(CODE_RULES), help="Code blocks that count. Default: POOL's rule.")
+@one_of("--mode", LOOPHOLES, "Loophole mode, if POOL does not record one.")
+@one_of("--code-rule", CODE_RULES, "Code blocks that count. Default: POOL's rule.")
 @click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds, as in pool generate. Default: POOL's, or 4.")
 @grader_options
 def regrade(
@@ -125,9 +118,8 @@ def regrade(
     code_rule: CodeRule | None,
     cpu_limit: int | None,
     out: Path,
-    as_json: bool,
     **grading: Any,
-) -> None:
+) -> Text:
     """Grade every completion of POOL again, write out/pools/NAME, and print the agreement of the labels.
 
     POOL stays unchanged. The new pool's manifest has the agreement too, for `probe analyze`. Repeat the command to
@@ -150,22 +142,13 @@ def regrade(
         say(f"pool {source.path}; code rule {rule}; grading under {describe_tier(grader.isolation)}")
         new = regrade_pool(out / "pools" / name, source, grader, env=env, mode=mode)
     missed = count_missed((rollout for group in new.steps for rollout in group), rule)
-    if as_json:
-        kept = {name: new.manifest[name] for name in ("regraded_from", "counts", "tests")}
-        echo_json({"path": str(new.path), **kept, "code_rule": rule, "code_not_taken": missed})
-    else:
-        _print_agreement(new, out)
-        if missed:
-            echo(describe_missed(missed, new.manifest["counts"]["rollouts"], rule))
-
-
-def _print_agreement(new: Pool, out: Path) -> None:
-    rows = new.manifest["regraded_from"]["agreement"]
-    compared = [row for row in rows if row["n"]]
-    header = ("label", "n", "agreement", "old only", "new only")
-    counts = ("old_only", "new_only")
-    echo_table(header, [(row["label"], row["n"], f"{row['rate']:.4f}", *map(row.get, counts)) for row in compared])
+    rows, counts = new.manifest["regraded_from"]["agreement"], new.manifest["counts"]
+    known = [row for row in rows if row["n"]]
+    cells = [(row["label"], row["n"], f"{row['rate']:.4f}", row["old_only"], row["new_only"]) for row in known]
+    yield Table(("label", "n", "agreement", "old only", "new only"), cells)
     if unknown := [row["label"] for row in rows if not row["n"]]:
-        echo(f"not compared, because the old pool did not record them: {', '.join(unknown)}")
-    echo(describe_tests(new.manifest["tests"]))
-    echo(f"pool {new.path}; see: probe pool show {new.path.name}{elsewhere(out)}")
+        yield f"not compared, because the old pool did not record them: {', '.join(unknown)}"
+    yield from described_grading(new.manifest["tests"], missed, counts["rollouts"], rule)
+    yield f"pool {new.path}; see: {command('pool', 'show', name)}"
+    kept = {key: new.manifest[key] for key in ("regraded_from", "counts", "tests")}
+    return {"path": str(new.path), **kept, "code_rule": rule, "code_not_taken": missed}

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, name_option, out_option, say
-from probe.cli._running import check_names, echo_end, echo_preview, track_option, truncation_line
-from probe.cli._settings import configured, say_defaults, settings_options, verb
+from probe.analysis.formatting import shown
+from probe.cli._frame import Table, Text, command, dry_run_option, name_option, out_option, say
+from probe.cli._running import check_names, ended, previewed, track_option, truncation_line
+from probe.cli._settings import PAIRS, configured, say_defaults, settings_options, verb
 from probe.records.run import elsewhere, read_run
 from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
 
@@ -30,16 +31,14 @@ from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
     "seed",
     "model.template",
     "model.device",
-    "intervention.extraction.pairs",
-    "intervention.extraction.pairs_map",
-    "intervention.extraction.k",
+    *PAIRS,
     "intervention.v_hack",
     "conditions: --condition",
     "lookahead.steps: --lookahead",
     has_config=True,
 )
 @track_option
-def replay(name: str | None, track: tuple[str, ...], dry_run: bool, out: Path, as_json: bool, **settings: Any) -> None:
+def replay(name: str | None, track: tuple[str, ...], dry_run: bool, out: Path, **settings: Any) -> Text:
     """Replay stored rollouts through the training step, measure every arm, and write the run to out/runs/NAME.
 
     Repeat the command to continue a killed run, with the same result. Examples:
@@ -59,14 +58,12 @@ def replay(name: str | None, track: tuple[str, ...], dry_run: bool, out: Path, a
     if dry_run:
         from probe.runs.preview import preview_replay
 
-        echo_preview(preview_replay(config, directory, out_dir=out, say=say), as_json)
-        return
+        return (yield from previewed(preview_replay(config, directory, out_dir=out, say=say)))
     with running(config.model, directory, out, say, track) as world:
         if world.is_main:
             say_defaults(settings, config)
         run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
-    if world.is_main:
-        _print_run(directory, out, as_json)
+    return (yield from _told(directory)) if world.is_main else None
 
 
 @click.command()
@@ -99,8 +96,8 @@ def demo(ctx: click.Context, out: Path) -> None:
             root.command.invoke(context)
 
 
-def _print_run(directory: Path, out: Path, as_json: bool) -> None:
-    """Print means over prompts, one row a loss variant and arm, then times and warnings about precision."""
+def _told(directory: Path) -> Text:
+    """Yield means over prompts, one row a loss variant and arm, then times and warnings about precision."""
     from probe.analysis.statistics.intervals import prompt_means  # brings numpy and scipy
 
     run = read_run(directory)
@@ -115,28 +112,22 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
             row[column] = fmean(by_prompt.values()) if by_prompt else None
         rows.append(row)
     additivity, truncation = run.manifest["additivity"], run.manifest["truncation"]
-    if as_json:
-        echo_json({"path": str(directory), "arms": rows, "additivity": additivity, "truncation": truncation})
-        return
-    hidden = {"condition"} if len({row["condition"] for row in rows}) == 1 else set()
-    names = [name for name in rows[0] if name not in hidden]
-    echo_table(names, [[_cell(row[name]) for name in names] for row in rows])
+    keys = ["condition", "arm", "steps"] if len({row["condition"] for row in rows}) > 1 else ["arm", "steps"]
+    cells = [[*map(row.get, keys), *(shown(row[name], "+.4f") for name in columns)] for row in rows]
+    yield Table([*keys, *columns], cells)
     if all(step.cos_in is None for step in run.steps):
-        echo(
+        yield (
             "NO GRADIENT: all rewards of a step are equal, in every step (one rollout alone always has no gradient); "
             "use pools with good and bad rollouts of a problem"
         )
-    echo_end(run)
+    yield from ended(run)
     if steps := additivity["exceeded_steps"]:
-        echo(
+        yield (
             f"NOT ADDITIVE: in steps {', '.join(map(str, steps))} the samples' gradients miss the batch gradient by up "
             f"to {additivity['largest']:.1e} of it (tolerance {additivity['tolerance']:.0e}): do not use these numbers"
         )
     for basis, cut in truncation.items():
         if cut is not None:
-            echo(truncation_line(basis, cut))
-    echo(f"means over prompts; run in {directory}; next: probe analyze {shlex.quote(str(directory))}{elsewhere(out)}")
-
-
-def _cell(value: Any) -> Any:
-    return f"{value:+.4f}" if isinstance(value, float) else "-" if value is None else value
+            yield truncation_line(basis, cut)
+    yield f"means over prompts; run in {directory}; next: {command('analyze', directory)}"
+    return {"path": str(directory), "arms": rows, "additivity": additivity, "truncation": truncation}

@@ -4,14 +4,12 @@ import io
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
-import click
-
-from probe.cli._frame import echo, echo_json, echo_table, name_option
+from probe.cli._frame import Table, Text, command, name_option, one_of
 from probe.cli._settings import verb
-from probe.cli.analyze import analyses_of, analysis_options, joined_name, spec_among
-from probe.records.run import elsewhere, read_run, resolve_run
+from probe.cli.analyze import analyses_of, analysis_options, spec_among
+from probe.records.run import read_run, resolve_run
 from probe.records.tables import TableName, frame_of
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
@@ -21,31 +19,17 @@ if TYPE_CHECKING:
     from probe.report.drawing import Format
     from probe.report.inputs import Report
 
+MOST_NAMES = 3  # names of runs in the name of a report
+
 
 @verb()
 @name_option("report", "the name of the spec, or of the runs", default=None)
-@click.option(
-    "--figures",
-    type=click.Choice(["svg", "pdf", "png"]),
-    default="svg",
-    show_default=True,
-    help="Format of the figure files.",
-)
-@click.option(
-    "--tables",
-    type=click.Choice(["parquet", "csv"]),
-    help="Instead of a page, write samples, steps and evaluations of each RUN to OUT/exports/RUN.",
-)
+@one_of("--figures", ("svg", "pdf", "png"), "Format of the figure files.", default="svg")
+@one_of("--tables", ("parquet", "csv"), "Instead of a page, write records of each RUN to OUT/exports/RUN.")
 @analysis_options
 def report(
-    runs: tuple[Path, ...],
-    name: str | None,
-    figures: "Format",
-    tables: str | None,
-    seed: int,
-    out: Path,
-    as_json: bool,
-) -> None:
+    runs: tuple[Path, ...], name: str | None, figures: "Format", tables: str | None, seed: int, out: Path
+) -> Text:
     """Write verdict, figures, rollouts and provenance of each RUN (a directory, or a name in OUT/runs), or of the
     runs of SPEC (spec/NAME.toml), to OUT/reports/NAME.html. The page is one self-contained file; its figures and tables
     (Markdown, JSON) are also in NAME/.
@@ -64,38 +48,26 @@ def report(
       probe report out/runs/demo --tables parquet
     """
     if tables is not None:
-        _write_tables([resolve_run(run, out) for run in runs], tables, out, as_json)
-        return
+        return (yield from _tables([resolve_run(run, out) for run in runs], tables, out))
+    from probe.analysis.text_report import format_verdict
     from probe.report.build import write_report
     from probe.report.inputs import label_of
 
-    settings = {"seed": seed}
-    spec_file = spec_among(runs)
-    command = report_command(runs, name, out, settings)
-    if spec_file:
-        contents = _of_spec(spec_file, name, out, settings, command)
-    else:
-        contents = report_of_runs([resolve_run(run, out) for run in runs], name, settings, command)
+    contents = report_of(runs, name, out, seed)
     written = write_report(contents, out, figures)
     verdicts = {label_of(analysis): analysis.verdict.word for analysis in contents.analyses}
-    if as_json:
-        files = {name: [*map(str, getattr(written, name))] for name in ("figures", "tables")}
-        echo_json({"html": str(written.html), **files, "verdicts": verdicts})
-        return
     if len(contents.analyses) == 1:
-        from probe.analysis.text_report import format_verdict
-
-        echo(format_verdict(contents.analyses[0]).rstrip())
+        yield format_verdict(contents.analyses[0]).rstrip()
     else:
-        for label, word in verdicts.items():
-            echo(f"{label}: {word}")
+        yield from (f"{label}: {word}" for label, word in verdicts.items())
     size = written.html.stat().st_size / 1024
     parts = f"{len(written.figures)} figures, tables in {written.tables[0].parent}"
-    given = f"{shlex.join(map(str, runs))}{elsewhere(out)}"
-    echo(f"report {written.html} ({size:.0f} KiB); {parts}; in words: probe analyze {given}")
+    yield f"report {written.html} ({size:.0f} KiB); {parts}; in words: {command('analyze', *runs)}"
+    files = {name: [*map(str, getattr(written, name))] for name in ("figures", "tables")}
+    return {"html": str(written.html), **files, "verdicts": verdicts}
 
 
-def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> None:
+def _tables(runs: Sequence[Path], kind: str, out: Path) -> Text:
     """Write the records of runs with the columns of spec/SCHEMA.md."""
     rows = []
     for run in runs:
@@ -113,42 +85,33 @@ def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> 
             path = out / "exports" / run.resolve().name / f"{name}.{kind}"
             write_atomic(path, content.getvalue())
             rows.append({"run": str(run), "path": str(path), "rows": len(table[1]), "columns": len(table[0])})
-    if as_json:
-        echo_json({"files": rows})
-    else:
-        echo_table(("file", "rows", "columns"), [(row["path"], row["rows"], row["columns"]) for row in rows])
+    yield Table(("file", "rows", "columns"), [[*row.values()][1:] for row in rows])
+    return {"files": rows}
 
 
-def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], command: str) -> "Report":
-    """Make a report of the given runs."""
+def report_of(runs: Sequence[Path], name: str | None, out: Path, seed: int = 0) -> "Report":
+    """Make a report of runs, or of a spec: the verdict on its complete runs, and an analysis of each run.
+
+    Without a name, it has the spec's or those of the runs: MOST_NAMES, and the number of further ones.
+    """
     from probe.report.inputs import Report, slug
 
+    named = [] if name is None else ["--name", name]
+    command = shlex.join(["probe", "report", *map(str, runs), *named, "--out", str(out), "--seed", str(seed)])
+    if spec_file := spec_among(runs):
+        from probe.experiments.load import load_spec
+        from probe.experiments.verdict import analyse_runs, judge
+
+        spec = load_spec(spec_file)
+        of_runs = analyse_runs(spec, out, seed=seed)
+        analyses, evaluation = [*of_runs.values()], judge(spec, out, of_runs)
+        return Report(name=name or spec.name, analyses=analyses, command=command, spec=spec, evaluation=evaluation)
+    paths = [resolve_run(run, out) for run in runs]
+    names = [path.resolve().name for path in paths]
     # The report names the files of a run by its slug.
-    if len({slug(path.resolve().name) for path in paths}) < len(paths):
+    if len({*map(slug, names)}) < len(paths):
         given = " ".join(map(str, paths))
         raise InputError("RUN...", expected="runs with distinct names", found=given, fix="rename a directory")
-    runs = [read_run(path) for path in paths]
-    return Report(name=name or joined_name(runs), analyses=analyses_of(runs, settings), command=command)
-
-
-def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
-    """Make a report of a spec: the verdict on its complete runs, and an analysis of each run."""
-    from probe.experiments.load import load_spec
-    from probe.experiments.verdict import analyse_runs, judge
-    from probe.report.inputs import Report
-
-    spec = load_spec(spec_file)
-    analyses = analyse_runs(spec, out, **settings)
-    return Report(
-        name=name or spec.name,
-        analyses=[*analyses.values()],
-        command=command,
-        spec=spec,
-        evaluation=judge(spec, out, analyses),
-    )
-
-
-def report_command(runs: tuple[Path, ...], name: str | None, out: Path, settings: dict[str, Any]) -> str:
-    """Return the command that writes the same report, to print in the report."""
-    parts = ["probe", "report", *map(str, runs), *(["--name", name] if name else []), "--out", str(out)]
-    return shlex.join([*parts, "--seed", str(settings["seed"])])
+    more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
+    analyses = analyses_of([read_run(path) for path in paths], seed=seed)
+    return Report(name=name or "-".join([*names[:MOST_NAMES], *more]), analyses=analyses, command=command)

@@ -5,20 +5,21 @@ from pathlib import Path
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, one_run, say
+from probe.analysis.formatting import shown
+from probe.cli._frame import Table, Text, run_argument, say
 from probe.cli._settings import verb
 from probe.records.run import read_run, resolve_run
 
 
 @verb()
-@click.argument("run", type=click.Path(path_type=Path), shell_complete=one_run)
+@run_argument
 @click.option(
     "--lookahead", type=click.IntRange(min=1), metavar="STEPS", help="Steps that every remedy takes first, such as 20."
 )
 @click.option(
     "--remedies", type=click.Path(path_type=Path), help="A spec whose conditions are ranked.  [default: the bench's]"
 )
-def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, as_json: bool) -> None:
+def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path) -> Text:
     """Rank remedies by the replay RUN (a directory, or a name in OUT/runs): the hack gain that each avoids, the honest
     gain that it keeps, the norm that projection removes, and its cost. Remedies that the measurement does not see are
     named with the reason. The first table is how often each pool is rewarded for a hack: what a training starts from.
@@ -48,24 +49,21 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
         ahead = look_at_remedies(stored, candidates, lookahead, out_dir=out, say=say)
     rows = screened(Analysis(stored), candidates, ahead)
     forecasts = hidden_rewards(stored.samples)
-    if as_json:
-        pools = [asdict(row) for row in forecasts]
-        echo_json({"steps": lookahead, "remedies": [asdict(row) for row in rows], "pools": pools})
-        return
     of_pools = zip(forecasts[::2], forecasts[1::2], strict=True)
     cells = [(str(rate.arm), f"{rate}", variance.why or f"{variance}", str(rate.n)) for rate, variance in of_pools]
-    echo_table(("pool", "rewarded hacks [95%]", "their variance within a prompt", "prompts"), cells)
+    yield Table(("pool", "rewarded hacks [95%]", "their variance within a prompt", "prompts"), cells)
     ranked = [row for row in rows if row.hack_gain_avoided is not None]
     cells = []
     for row in ranked:
         ends = "" if row.interval is None else f" {row.interval:.0%}"
-        shares = ("-" if one is None else f"{one:.0%}" for one in (row.honest_gain_kept, row.norm_removed))
-        cost = "-" if row.cost is None else f"{row.cost:.1f}"
-        cells.append((row.remedy, f"{row.hack_gain_avoided:.0%}{ends}", *shares, cost))
+        shares = (shown(one, ".0%") for one in (row.honest_gain_kept, row.norm_removed))
+        cells.append((row.remedy, f"{row.hack_gain_avoided:.0%}{ends}", *shares, shown(row.cost, ".1f")))
     if cells:
         how = "first order [95%]" if lookahead is None else f"after {lookahead} steps"
-        echo_table(("remedy", f"hack gain avoided, {how}", "honest gain kept", "norm removed", "cost"), cells)
+        yield Table(("remedy", f"hack gain avoided, {how}", "honest gain kept", "norm removed", "cost"), cells)
     if any((row.hack_gain_avoided or 0.0) > 1 for row in ranked):
-        echo("above 100%: hacks become less likely than before the steps")
+        yield "above 100%: hacks become less likely than before the steps"
     for why in dict.fromkeys(row.why for row in rows if row.why):
-        echo(f"not ranked: {', '.join(row.remedy for row in rows if row.why == why)}: {why}")
+        yield f"not ranked: {', '.join(row.remedy for row in rows if row.why == why)}: {why}"
+    pools = [asdict(row) for row in forecasts]
+    return {"steps": lookahead, "remedies": [asdict(row) for row in rows], "pools": pools}

@@ -1,21 +1,24 @@
 """probe spec: plan a spec (detectable effect and cost), run it, and list all specs with their outcomes."""
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from probe.analysis.statistics.thresholds import ALPHA, EFFECT, POWER, SD
-from probe.cli._frame import Real, echo, echo_json, echo_table, say
+from probe.cli._frame import Checked, Real, Table, Text, command, one_of, say
 from probe.cli._settings import verb
-from probe.records.run import elsewhere, read_run, resolve_run
+from probe.records.run import read_run, resolve_run
 from probe.settings.words import Word
 from replay_pools.base.errors import InputError, refuse
 from replay_pools.pool import CAUTION
 
 if TYPE_CHECKING:  # numpy, scipy and submitit are too slow for a help text
     from probe.experiments.spec import Spec
+
+POSITIVE = Real(0, min_open=True)
 
 
 @verb()
@@ -27,19 +30,11 @@ if TYPE_CHECKING:  # numpy, scipy and submitit are too slow for a help text
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the training spec of RUN there. Default: spec/RUN-training.toml.",
 )
-@click.option("--effect", type=Real(0, min_open=True), help="Plan RUN for this effect on a hack rate. Default: 0.3.")
-@click.option("--sd", type=Real(0, min_open=True), help="Plan RUN with this sd between seeds. Default: 0.15.")
-@click.pass_context
-def plan(
-    ctx: click.Context,
-    target: Path,
-    check: bool,
-    spec_file: Path | None,
-    effect: float | None,
-    sd: float | None,
-    out: Path,
-    as_json: bool,
-) -> None:
+@click.option(
+    "--effect", type=POSITIVE, default=EFFECT, show_default=True, help="Plan RUN for this effect on a hack rate."
+)
+@click.option("--sd", type=POSITIVE, default=SD, show_default=True, help="Plan RUN with this sd between seeds.")
+def plan(target: Path, check: bool, spec_file: Path | None, effect: float, sd: float, out: Path) -> Text:
     """Print the detectable effect, hours and money of SPEC (spec/NAME.toml). Runs nothing.
 
     Given RUN, a replay (a directory, or a name in OUT/runs), write the spec of the training that its GO buys, and plan
@@ -62,22 +57,19 @@ def plan(
         _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
     spec_plan = make_plan(spec, out)
-    if as_json:
-        echo_json(spec_plan | ({} if written is None else {"written": str(written)}))
-    else:
-        _print_plan(spec, spec_plan)
-        if written is not None:
-            echo(f"next: read {target}; then: probe spec sweep {shlex.quote(str(target))}{elsewhere(out)}")
-    ctx.exit(1 if check and spec_plan["vacuous"] else 0)
+    yield from _described(spec, spec_plan)
+    if written is not None:
+        yield f"next: read {target}; then: {command('spec', 'sweep', target)}"
+        spec_plan["written"] = str(written)
+    return Checked(spec_plan, failed=check and bool(spec_plan["vacuous"]))
 
 
-def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> None:
+def _write(run: Path, path: Path, effect: float, sd: float, out: Path) -> None:
     """Write the training spec of a run."""
     from probe.analysis.analyze import analyze
     from probe.experiments.training_spec import write_training_spec
 
     stored = read_run(run)
-    effect, sd = effect or EFFECT, sd or SD
     analysis = analyze(stored)
     write_training_spec(stored, analysis, path, out_dir=out, effect=effect, sd=sd)
     verdict = analysis.verdict
@@ -87,30 +79,36 @@ def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: P
     say(f"assumed: an effect of {effect:g} and an sd of {sd:g} between seeds (--effect, --sd)")
 
 
-def _print_plan(spec: "Spec", spec_plan: dict[str, Any]) -> None:
-    echo(f"{spec.name}: {spec.experiment.question}")
+def _described(spec: "Spec", spec_plan: dict[str, Any]) -> Iterator[str | Table]:
+    yield f"{spec.name}: {spec.experiment.question}"
     more = [f"; {len(entry.seeds)} seeds of {entry.name}" for entry in spec.conditions if entry.seeds != spec.seeds]
-    echo(
+    yield (
         f"{spec_plan['runs']} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
         f"seeds {', '.join(map(str, spec.seeds))}{''.join(more)}; sha256 {spec_plan['sha256'][:12]}"
     )
     if spec_plan["effects"]:
-        echo(f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided")
+        yield f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided"
         rows = [
             (row["n"], f"{row['smallest']:.3g}", "planned" if row["planned"] else "") for row in spec_plan["effects"]
         ]
-        echo_table(("seeds", "effect", ""), rows)
-    echo()
+        yield Table(("seeds", "effect", ""), rows)
+    yield ""
     for part in spec_plan["vacuous"]:
-        echo(f"  VACUOUS  {part['where']}: {part['why']}")
+        yield f"  VACUOUS  {part['where']}: {part['why']}"
     for note in spec_plan["notes"]:
-        echo(f"note: {note}")
+        yield f"note: {note}"
     for price in spec_plan["prices"]:
         money = "no price_per_hour in [budget]"
         if price["money"] is not None:
             money = f"{price['money']:.2f} {price['currency']}"
-        echo(f"\nCOST of {price['what']}: {price['runs']} runs, {price['hours']:.2f} hours, {money}")
-        echo(f"  {price['source']}")
+        yield f"\nCOST of {price['what']}: {price['runs']} runs, {price['hours']:.2f} hours, {money}\n  {price['source']}"
+
+
+def _assigned(text: str) -> tuple[str, str | int]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InputError("--cluster-option", expected="KEY=VALUE", found=repr(text))
+    return key, int(value) if value.isdecimal() else value
 
 
 @verb()
@@ -124,24 +122,18 @@ def _print_plan(spec: "Spec", spec_plan: dict[str, Any]) -> None:
     metavar="TEMPLATE",
     help="Start a run by this: 'torchrun --standalone --nproc-per-node 4 --no-python {command}'.",
 )
+@one_of("--cluster", ("local", "slurm"), "Run the jobs here.", default="local")
 @click.option(
-    "--cluster", type=click.Choice(["local", "slurm"]), default="local", show_default=True, help="Run the jobs here."
+    "--cluster-option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=lambda _ctx, _option, texts: dict(map(_assigned, texts)),
+    help="Pass this to submitit; repeatable.",
 )
-@click.option(
-    "--cluster-option", "options", multiple=True, metavar="KEY=VALUE", help="Pass this to submitit; repeatable."
-)
-@click.pass_context
 def sweep(
-    ctx: click.Context,
-    spec_file: Path,
-    print_jobs: bool,
-    num_jobs: int,
-    launch: str,
-    cluster: str,
-    options: tuple[str, ...],
-    out: Path,
-    as_json: bool,
-) -> None:
+    spec_file: Path, print_jobs: bool, num_jobs: int, launch: str, cluster: str, options: dict[str, Any], out: Path
+) -> Text:
     """Run conditions x arms x seeds of SPEC (spec/NAME.toml), as far as its ceiling allows, through submitit.
 
     A sweep that was killed continues. A run that failed is reported with its log, and the others go on; exit code 1
@@ -156,19 +148,13 @@ def sweep(
     if print_jobs:
         jobs = [job for job in (*pool_jobs(spec, out), *run_jobs(spec, out)) if not job.complete]
         write_settings(jobs)
-        for job in jobs:
-            echo(shlex.join(command_of(job, launch, ("probe",))))
-        return
+        commands = [shlex.join(command_of(job, launch, ("probe",))) for job in jobs]
+        yield from commands
+        return commands
     refuse(input_faults(spec, out))
     from probe.experiments.sweep import executor, has_failed
     from probe.experiments.sweep import sweep as run_sweep
 
-    settings: dict[str, str | int] = {}
-    for text in options:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise InputError("--cluster-option", expected="KEY=VALUE", found=repr(text))
-        settings[key] = int(value) if value.isdecimal() else value
 
     def show(row: dict[str, str]) -> None:
         error = f": {row['error']} (log: {row['log']})" if row["error"] else ""
@@ -177,7 +163,7 @@ def sweep(
     table = run_sweep(
         spec,
         out,
-        engine=executor(cluster, sweep_folder(spec, out) / "logs", settings, num_jobs),
+        engine=executor(cluster, sweep_folder(spec, out) / "logs", options, num_jobs),
         num_jobs=num_jobs,
         launch=launch,
         show=show,
@@ -186,20 +172,17 @@ def sweep(
         from probe.experiments.outcomes import write_outcomes
 
         say(f"outcomes: {write_outcomes(spec, out)}")
-    if as_json:
-        echo_json(table)
-    else:
-        echo_table(("run", "status", "error"), [(row["name"], row["status"], row["error"]) for row in table["rows"]])
-        if table["stopped"]:
-            echo(f"stopped: {table['stopped']}")
-        echo(f"next: probe analyze {shlex.quote(str(spec_file))}{elsewhere(out)}")
-    ctx.exit(1 if has_failed(table) else 0)
+    yield Table(("run", "status", "error"), [(row["name"], row["status"], row["error"]) for row in table["rows"]])
+    if table["stopped"]:
+        yield f"stopped: {table['stopped']}"
+    yield f"next: {command('analyze', spec_file)}"
+    return Checked(table, has_failed(table))
 
 
 @verb("list")
 @click.argument("specs", metavar="[FOLDER]", type=click.Path(path_type=Path), default=Path("spec"))
 @click.option("--full", is_flag=True, help="Print the question and the follow-up, too.")
-def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
+def list_(specs: Path, full: bool, out: Path) -> Text:
     """List status (planned, running, completed, failed), decision and date of every spec below FOLDER (spec/).
 
     A decision is the one that `probe analyze SPEC --write` wrote into NAME.md on the spec as it is now. Example:
@@ -209,17 +192,14 @@ def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
     from probe.experiments.register import register  # imports numpy
 
     entries = register(specs, out)
-    if as_json:
-        echo_json(entries)
-        return
     rows = []
     for entry in entries:
         earlier = "-" if entry["earlier"] is None else f"(of an earlier version: {entry['earlier']})"
         date, runs = (entry["date"] or "-").partition("T")[0], f"{entry['done']}/{entry['runs']}"
         rows.append((entry["name"], entry["status"], entry["decision"] or earlier, runs, date))
-    echo_table(("experiment", "status", "decision", "runs", "last start"), rows, left=3)
-    for entry in entries:
-        if full:
-            echo(f"\n{entry['name']}: {entry['question']}")
-            if entry["follow_up"]:
-                echo(f"  then: {entry['follow_up']}")
+    yield Table(("experiment", "status", "decision", "runs", "last start"), rows, left=3)
+    for entry in entries if full else ():
+        yield f"\n{entry['name']}: {entry['question']}"
+        if entry["follow_up"]:
+            yield f"  then: {entry['follow_up']}"
+    return entries

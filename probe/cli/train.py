@@ -1,16 +1,16 @@
 """probe train: train one arm with GRPO on live rollouts, and evaluate it on held-out problems."""
 
-import shlex
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import click
 
-from probe.cli._frame import dry_run_option, echo, echo_json, name_option, say
-from probe.cli._running import echo_end, echo_evaluations, echo_preview, track_option
+from probe.analysis.formatting import shown
+from probe.cli._frame import Text, command, dry_run_option, name_option, say
+from probe.cli._running import ended, evaluation_table, previewed, track_option
 from probe.cli._settings import configured, say_defaults, settings_options, verb
-from probe.records.run import elsewhere, read_run
+from probe.records.run import read_run
 from probe.settings.words import ALL
 
 # Columns of steps; their means are printed at the end.
@@ -20,19 +20,10 @@ MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hac
 @verb()
 @name_option("run", default="train", show_default=True)
 @click.option("--url", help="http://host:port of a vLLM server, for rollouts.engine = server.")
-@settings_options(
-    "train",
-    "intervention.arms: --arm",
-    "seed",
-    "steps",
-    "rollouts.hint",
-    has_config=True,
-)
+@settings_options("train", "intervention.arms: --arm", "seed", "steps", "rollouts.hint", has_config=True)
 @track_option
 @dry_run_option
-def train(
-    name: str, url: str | None, track: tuple[str, ...], dry_run: bool, out: Path, as_json: bool, **settings: Any
-) -> None:
+def train(name: str, url: str | None, track: tuple[str, ...], dry_run: bool, out: Path, **settings: Any) -> Text:
     """Train one arm; write the run and a pool of its rollouts to out/runs/NAME.
 
     Repeat the command to continue a killed run, with the same result. Examples:
@@ -46,8 +37,7 @@ def train(
     if dry_run:
         from probe.runs.preview import preview_training
 
-        echo_preview(preview_training(config, directory, out_dir=out), as_json)
-        return
+        return (yield from previewed(preview_training(config, directory, out_dir=out)))
     from probe.runs.session import running
     from probe.runs.train import train as run_train
 
@@ -55,32 +45,29 @@ def train(
         if world.is_main:
             say_defaults(settings, config)
         run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), world=world)
-    if world.is_main:
-        _print_run(directory, out, as_json)
+    return (yield from _told(directory)) if world.is_main else None
 
 
-def _print_run(directory: Path, out: Path, as_json: bool) -> None:
-    """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
+def _told(directory: Path) -> Text:
+    """Yield the evaluations as a table, then the lowest hack rate and the means over the steps."""
     run = read_run(directory)
     arm = run.settings.intervention.arms[0]
     means = {}
     for column in MEANS:
         known = [value for step in run.steps if (value := getattr(step, column)) is not None]
         means[column] = fmean(known) if known else None
-    if as_json:
-        ran = {"path": str(directory), "arm": arm, "steps": len(run.steps), **means}
-        echo_json({**ran, "warnings": run.manifest["warnings"], "evals": run.evals})
-        return
-    echo_evaluations(run.evals)
+    yield evaluation_table(run.evals)
     deployed = [row for row in run.evals if row["weights"] == "deployed"]
     rates = [(rate, row["step"]) for row in deployed if (rate := row["rates"][ALL]["hack"]["rate"]) is not None]
     if rates:  # the lowest of several noisy rates is biased
         label = f"best of {len(rates)} by hack (biased)" if len(rates) > 1 else "the only checkpoint"
-        echo(f"lowest hack rate, {label}: {min(rates)[0]:.0%} after {min(rates)[1]} steps")
-    told = ", ".join(f"{name} " + ("-" if value is None else f"{value:+.4f}") for name, value in means.items())
-    echo(f"{arm}, means over {len(run.steps)} steps: {told}")
+        yield f"lowest hack rate, {label}: {min(rates)[0]:.0%} after {min(rates)[1]} steps"
+    told = ", ".join(f"{name} {shown(value, '+.4f')}" for name, value in means.items())
+    yield f"{arm}, means over {len(run.steps)} steps: {told}"
     if unmoved := sum(step.cos_update is None for step in run.steps):
-        echo(f"{unmoved} of them did not move the weights (learning rate 0 in the warm-up, or no gradient)")
-    echo_end(run)
-    following = f"probe analyze {shlex.quote(str(directory))}{elsewhere(out)}"
-    echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: {following}")
+        yield f"{unmoved} of them did not move the weights (learning rate 0 in the warm-up, or no gradient)"
+    yield from ended(run)
+    following = command("analyze", directory)
+    yield f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: {following}"
+    ran = {"path": str(directory), "arm": arm, "steps": len(run.steps), **means}
+    return {**ran, "warnings": run.manifest["warnings"], "evals": run.evals}

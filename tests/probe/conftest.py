@@ -93,14 +93,27 @@ def replay(out: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def probe(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
-    """probe(words, code=0) -> stdout and stderr of a command that ends so."""
+    """probe(*words, code=0, root=out) -> stdout and stderr of a command that ends so."""
 
-    def calling(*words: Any, code: int = 0) -> tuple[str, str]:
+    def calling(*words: Any, code: int = 0, root: Path | str = out) -> tuple[str, str]:
         capsys.readouterr()
-        found = run(cli, [*map(str, words), "--out", str(out)])
+        found = run(cli, [*map(str, words), "--out", str(root)])
         captured = capsys.readouterr()
         assert found == code, captured.err
         return captured.out, captured.err
+
+    return calling
+
+
+@pytest.fixture
+def refused(probe: Callable[..., tuple[str, str]]) -> Callable[..., str]:
+    """refused(*words, root=out) -> the error of a command that ends in 2 with one line."""
+
+    def calling(*words: Any, **root: Any) -> str:
+        _, errors = probe(*words, code=2, **root)
+        assert "Traceback" not in errors
+        (line,) = [line for line in errors.splitlines() if line.startswith("probe: error: ")]
+        return line.removeprefix("probe: error: ")
 
     return calling
 

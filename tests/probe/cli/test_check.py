@@ -18,8 +18,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import probe as package
 from extraction.pairs import builtin_pairs
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run
 from replay_pools.base.errors import InputError
 from replay_pools.policy.load import ORGANISM_WEIGHTS
@@ -63,14 +61,23 @@ def write(tmp_path: Path) -> Callable[[str, Rows], str]:
 
 
 @pytest.fixture
+def log(write: Callable[[str, Rows], str]) -> str:
+    return write("mine.jsonl", logged(*LOGGED))
+
+
+@pytest.fixture
+def pairs(write: Callable[[str, Rows], str]) -> str:
+    return write("pairs.jsonl", three_keys())
+
+
+@pytest.fixture
 def check(probe: Callable[..., tuple[str, str]]) -> Callable[..., tuple[str, str]]:
     """`probe check`."""
     return partial(probe, "check")
 
 
-def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Path) -> None:
+def test_text_and_three_keys_end_in_a_verdict(log: str, pairs: str, check, small: str, out: Path) -> None:
     """What was recognised stands above the verdict, the page below; the same command uses again what is there."""
-    log, pairs = write("mine.jsonl", logged(*LOGGED)), write("pairs.jsonl", three_keys())
     command = (log, "--pairs", pairs, "--model", small, "--name", "own")
     text, _ = check(*command)
     lines = text.splitlines()
@@ -94,18 +101,17 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Pat
     assert {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()} == before
 
 
-def test_python_does_what_the_command_does(write, check, small: str, out: Path) -> None:
+def test_python_does_what_the_command_does(log: str, pairs: str, check, small: str, out: Path) -> None:
     """Of rows in memory: the same rollouts and verdict. Errors speak of arguments."""
-    rows, pairs = logged(*LOGGED), three_keys()
-    pairs_file = write("pairs.jsonl", pairs)
-    analysis = package.check(rows, pairs, small, steps=2, name="checked-in-python", out=out, say=lambda _: None)
-    command = (write("mine.jsonl", rows), "--pairs", pairs_file, "--model", small, "--steps", "2")
-    text, _ = check(*command, "--name", "checked-in-shell", "--json")
+    rows, own = logged(*LOGGED), three_keys()
+    analysis = package.check(rows, own, small, steps=2, name="checked-in-python", out=out, say=lambda _: None)
+    command = (log, "--pairs", pairs, "--model", small, "--steps", "2", "--name", "checked-in-shell")
+    text, _ = check(*command, "--json")
     assert json.loads(text)["verdict"]["word"] == analysis.verdict.word
     ours, theirs = (open_pool(out / "pools" / name).steps for name in ("checked-in-python", "checked-in-shell"))
     assert [*ours] == [*theirs]
     with pytest.raises(InputError) as error:
-        package.check([{**row, "reward": {"a": 1.0}} for row in rows], pairs, small, out=out, mapping={"step": "none"})
+        package.check([{**row, "reward": {"a": 1.0}} for row in rows], own, small, out=out, mapping={"step": "none"})
     assert 'mapping={"reward": "reward.a"}' in str(error.value)
     assert "--" not in str(error.value)
 
@@ -121,7 +127,7 @@ def test_a_bad_log_is_refused_without_torch(write, out: Path) -> None:
     assert "line 1 reward: expected a finite number" in done.stderr
 
 
-def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, capsys) -> None:
+def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, probe) -> None:
     """Of a hybrid model without its attention: before the replay, with the verdict, and by an extraction.
 
     The setting that is printed adapts more. Of an ordinary model it is all, and no caution.
@@ -139,18 +145,16 @@ def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, ca
     assert f"- {caution}" in " ".join(after.split())
     # The setting as it stands there, by hand: with it the four small parts are left.
     (setting,) = re.findall(r"--set ('model.targets=\[.*?\]')", before)
-    extract = ["extract", "--model", hybrid, "--pairs", pairs, "--k", "1", "--out", str(out)]
+    extract = ["extract", "--model", hybrid, "--pairs", pairs, "--k", "1"]
     for options, name in ((few, "some"), (["--set", *shlex.split(setting)], "most")):
-        assert run(cli, [*extract, "--name", name, *options]) == 0
+        printed, _ = probe(*extract, "--name", name, *options)
         card = json.loads((out / "directions" / f"{name}.card.json").read_text())["adapted"]
-        printed = capsys.readouterr().out
         assert f"{card['share']:.1%}" in printed
         assert ("CAUTION: " in printed) == (card["share"] < 0.9) == (name == "some")
         assert (card == stored) == (name == "some")
 
 
-def test_what_the_command_decides_itself_cannot_be_set(write, check, out: Path) -> None:
-    log, pairs = write("mine.jsonl", logged(*LOGGED)), write("pairs.jsonl", three_keys())
+def test_what_the_command_decides_itself_cannot_be_set(log: str, pairs: str, check, out: Path) -> None:
     values = {"source.replay_dirs": '["a"]', "intervention.arms": '["vanilla"]', "intervention.v_hack": "mine"}
     options = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     _, errors = check(log, "--pairs", pairs, "--model", "organism", "--name", "own-way", *options, code=2)
@@ -160,10 +164,9 @@ def test_what_the_command_decides_itself_cannot_be_set(write, check, out: Path) 
     assert not (out / "pools" / "own-way").exists()
 
 
-def test_without_labels_there_is_a_verdict_and_it_says_what_is_missing(write, check, small: str) -> None:
+def test_without_labels_there_is_a_verdict_and_it_says_what_is_missing(write, pairs: str, check, small: str) -> None:
     """The contrast needs a label, and is not called confounded."""
-    log = write("silent.jsonl", logged(*LOGGED[:-1], groups=20, each=3))
-    pairs = write("pairs.jsonl", three_keys())
+    log = write("silent.jsonl", logged(*LOGGED[:-1], groups=20, each=2))
     text, _ = check(log, "--pairs", pairs, "--model", small, "--name", "silent", "--json")
     result = json.loads(text)
     about = result["verdict"]["findings"][1]
@@ -191,18 +194,16 @@ def test_all_faults_of_both_files_come_at_once(write, check, monkeypatch: pytest
     assert not (out / "pools" / "bad").exists()
 
 
-def test_without_pairs_it_says_what_the_log_holds_and_what_is_needed(write, check) -> None:
-    text, errors = check(write("lonely.jsonl", logged(*LOGGED)), "--model", "organism", code=2)
+def test_without_pairs_it_says_what_the_log_holds_and_what_is_needed(log: str, check) -> None:
+    text, errors = check(log, "--model", "organism", code=2)
     assert f"{8 * GROUPS} rollouts in {GROUPS} groups" in text
     assert "hack; rewards differ in" in text
     assert 'rows {"prompt", "hack", "clean"}' in errors
     assert "--pairs builtin" in errors
 
 
-def test_groups_of_other_sizes_are_compared_by_the_smallest(write, check, small: str, out: Path) -> None:
-    rows = logged(*LOGGED)
-    log, pairs = write("uneven.jsonl", rows[:-4]), write("pairs.jsonl", three_keys())
-    command = (log, "--pairs", pairs, "--model", small, "--steps", "2")
+def test_groups_of_other_sizes_are_compared_by_the_smallest(write, pairs: str, check, small: str, out: Path) -> None:
+    command = (write("uneven.jsonl", logged(*LOGGED)[:-4]), "--pairs", pairs, "--model", small, "--steps", "2")
     text, _ = check(*command, "--name", "uneven")
     assert "groups of 4 to 8 rollouts with a reward: 4 are compared at a time" in text
     assert len(read_run(out / "runs" / "uneven").samples) == 2 * 3 * 4
@@ -210,9 +211,8 @@ def test_groups_of_other_sizes_are_compared_by_the_smallest(write, check, small:
     assert "expected at least 8 rollouts with a label (--per-pool)" in errors
 
 
-def test_what_cannot_be_replayed_is_refused_before_a_run(write, check, out: Path) -> None:
+def test_what_cannot_be_replayed_is_refused_before_a_run(log: str, pairs: str, check, out: Path) -> None:
     """By what the command calls."""
-    log, pairs = write("mine.jsonl", logged(*LOGGED, groups=2)), write("pairs.jsonl", three_keys())
     command = (log, "--pairs", pairs, "--model", "organism", "--name", "unmade")
     for options, message in (
         (("--k", "50"), "--k: expected at most 12, the pairs that are not held out, found 50"),
@@ -228,11 +228,10 @@ def test_what_cannot_be_replayed_is_refused_before_a_run(write, check, out: Path
         assert not (out / "runs" / "unmade" / "manifest.json").exists()
 
 
-def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, check, out: Path) -> None:
+def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, pairs: str, check, out: Path) -> None:
     rows = logged(*LOGGED)
     alone = [{**row, "problem_id": f"p{i}", "prompt": f"Task {i}."} for i, row in enumerate(rows)]
     unknown = [{**row, "reward": float("nan")} for row in rows]
-    pairs = write("pairs.jsonl", three_keys())
     for name, log, messages in (
         ("alone", alone, ("expected several rollouts with a reward to one prompt", "--map group=COLUMN")),
         ("unknown", unknown, ("expected rewards that are numbers, found none of 40", "--map reward=COLUMN")),
@@ -257,9 +256,8 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_texts_beyond_the_last_position_are_refused(write, check, short: str, out: Path) -> None:
+def test_texts_beyond_the_last_position_are_refused(write, log: str, pairs: str, check, short: str, out: Path) -> None:
     """Of rollouts and of pairs: a forward would fail at the first of them, without its name."""
-    log, pairs = write("mine.jsonl", logged(*LOGGED)), write("pairs.jsonl", three_keys())
     brief = write("brief.jsonl", [{"prompt": f"Task {i}.", "hack": "exit()", "clean": f"x{i}"} for i in range(9)])
     expected = f"expected at most 64 tokens, the positions of {short}, found "
     _, errors = check(log, "--pairs", pairs, "--model", short, "--name", "short", code=2)
@@ -269,7 +267,7 @@ def test_texts_beyond_the_last_position_are_refused(write, check, short: str, ou
     assert not (out / "pools" / "short").exists()
 
 
-def test_faults_of_pairs_come_before_the_weights(write, out: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_pairs_come_before_the_weights(write, out: Path, probe, refused, monkeypatch) -> None:
     """In every verb that extracts: all of them, those that only the tokenizer sees included."""
     monkeypatch.setattr("probe.runs.assemble.load_policy", None)
     rows = three_keys()
@@ -277,9 +275,8 @@ def test_faults_of_pairs_come_before_the_weights(write, out: Path, capsys, monke
     wrong = write("wrong.jsonl", [{**rows[0], "hack": 1}, {**rows[1], "clean": 2}, *rows[2:]])
     for verb in (["extract"], ["replay", "--replay-dirs", "teacher"]):
         for path, words in ((early_end, ["'<|im_end|>' in it"]), (wrong, ["line 1 hack", "line 2 clean"])):
-            assert run(cli, [*verb, "--pairs", path, "--name", "never", "--out", str(out)]) == 2
-            errors = capsys.readouterr().err
+            _, errors = probe(*verb, "--pairs", path, "--name", "never", code=2)
             assert all(word in errors for word in words), errors
-    assert run(cli, ["extract", "--pairs-map", "hack=a,clean=b", "--name", "never", "--out", str(out)]) == 2
-    assert "--pairs-map: expected a file of pairs" in capsys.readouterr().err
+    line = refused("extract", "--pairs-map", "hack=a,clean=b", "--name", "never")
+    assert line.startswith("--pairs-map: expected a file of pairs")
     assert not (out / "runs" / "never").exists()

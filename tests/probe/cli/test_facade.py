@@ -30,31 +30,26 @@ from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import load_policy
 
 MOST_LINES = 55  # of help(probe), with what pydoc lists below the text
-EXAMPLES = (
-    "load",
-    "extract",
-    "Direction",
-    "cosines",
-    "attach",
-    "replay",
-    "read_run",
-    "analyze",
-)  # each uses what came before
+# Each uses what came before.
+EXAMPLES = ("load", "extract", "Direction", "cosines", "attach", "replay", "read_run", "analyze")
 
 
 def silent(_text: str) -> None:
     """Of cautions, which the commands print."""
 
 
+@pytest.fixture(scope="module")
+def direction(out: Path, small: str, few_pairs: list[str]) -> probe.Direction:
+    return probe.extract(small, pairs=few_pairs[1], k=2, out=out, say=silent)
+
+
 def test_a_replay_writes_what_the_command_writes(
-    out: Path, pools: Path, few_pairs: list[str], replay: Callable[..., Path]
+    out: Path, small: str, pools: Path, few_pairs: list[str], replay: Callable[..., Path], direction: probe.Direction
 ) -> None:
     """Every file, along a direction that `probe.extract` saved and `probe extract` saves again, to the same bytes."""
-    arms, model = ("vanilla", "projected", "random"), str(pools.parent / "small")
-    pairs = few_pairs[1]
-    direction = probe.extract(model, pairs=pairs, k=2, out=out, say=silent)
+    arms = ("vanilla", "projected", "random")
     assert direction.save("from-python", out) == out / "directions" / "from-python.safetensors"
-    assert run(cli, ["extract", "--model", model, *few_pairs, "--name", "from-shell", "--out", str(out)]) == 0
+    assert run(cli, ["extract", "--model", small, *few_pairs, "--name", "from-shell", "--out", str(out)]) == 0
     names = [path.name for path in (out / "directions").glob("from-shell.*")]
     assert len(names) == 3
     for name in names:
@@ -75,18 +70,17 @@ def test_a_replay_writes_what_the_command_writes(
     assert probe.analyze(str(made.path)).verdict.word == probe.analyze(made).verdict.word
 
 
-def test_a_model_in_memory_is_extracted_from_and_stays_as_it_is(out: Path, small: str, few_pairs: list[str]) -> None:
+def test_a_model_in_memory_is_extracted_from_and_stays_as_it_is(
+    out: Path, small: str, direction: probe.Direction
+) -> None:
     """The same directions as of its name; it still trains, without an adapter. Rows are pairs as those of a file."""
     policy = load_policy(small)
     model = policy.model.train().requires_grad_(True)
     before = {name: (value.clone(), value.requires_grad) for name, value in model.named_parameters()}
-    rows = [
-        {"prompt": pair.messages, "hack": pair.hack, "clean": pair.clean} for pair in builtin_pairs("run_tests")[:4]
-    ]
-    rows = [row | {"held_out": False} for row in rows]
+    pairs = builtin_pairs("run_tests")[:4]
+    rows = [{"prompt": one.messages, "hack": one.hack, "clean": one.clean, "held_out": False} for one in pairs]
     found = probe.extract(model, policy.tokenizer, rows, k=2, out=out, say=silent)
-    named = probe.extract(small, pairs=few_pairs[1], k=2, out=out, say=silent)
-    for module, V in named.vectors.items():
+    for module, V in direction.vectors.items():
         assert torch.equal(found.vectors[module], V), module
     assert model.training
     assert [*dict(model.named_parameters())] == [*before]
@@ -180,9 +174,8 @@ def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
         assert refused.value.where == where, wrong
 
 
-def test_a_direction_travels(out: Path, small: str, few_pairs: list[str]) -> None:
+def test_a_direction_travels(out: Path, small: str, few_pairs: list[str], direction: probe.Direction) -> None:
     """What comes back from a file is what was saved; others do not overwrite it."""
-    direction = probe.extract(small, pairs=few_pairs[1], k=2, out=out, say=silent)
     path = direction.save("travels", out)
     for found in (probe.Direction.load("travels", out), probe.Direction.load(path)):
         assert found.metadata == direction.metadata

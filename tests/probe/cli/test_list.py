@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.cli.show import KINDS
 from replay_pools.base.files import write_json
 from replay_pools.pool import Pool
 
 
-def listed(capsys: pytest.CaptureFixture[str], out: Path, *kind: str) -> dict:
-    capsys.readouterr()
-    assert run(cli, ["show", *kind, "--out", str(out), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def listed(probe: Callable[..., tuple[str, str]]) -> Callable[..., dict]:
+    """listed(*kind, root=out) -> the object of `probe show`."""
+    return lambda *kind, **root: json.loads(probe("show", *kind, "--json", **root)[0])
 
 
 def entry(rows: list[dict], name: str) -> dict:
@@ -25,12 +23,12 @@ def entry(rows: list[dict], name: str) -> dict:
 
 
 def test_a_run_and_directions_are_listed(
-    replay: Callable[..., Path], out: Path, quick: list[str], small: str, capsys: pytest.CaptureFixture[str]
+    replay: Callable[..., Path], out: Path, quick: list[str], small: str, probe, listed
 ) -> None:
     """As JSON and as text; a run that was killed says so."""
     directory = replay("listed", "--arm", "vanilla,random", "--steps", "2", "--seed", "3", *quick)
-    assert run(cli, ["extract", "--name", "listed", "--out", str(out), "--model", small, *quick[2:]]) == 0
-    tables = listed(capsys, out)
+    probe("extract", "--name", "listed", "--model", small, *quick[2:])
+    tables = listed()
     assert list(tables) == list(KINDS)
     row = {"name": "listed", "verb": "replay", "steps": 2, "of": 2, "arms": ["vanilla", "random"], "seed": 3}
     assert entry(tables["runs"], "listed") == row | {"state": "finished"}
@@ -41,20 +39,19 @@ def test_a_run_and_directions_are_listed(
     killed.mkdir()
     (killed / "config.json").write_bytes((directory / "config.json").read_bytes())
     (killed / "step_000.cos.jsonl.gz").write_bytes((directory / "step_000.cos.jsonl.gz").read_bytes())
-    row = entry(listed(capsys, out, "runs")["runs"], "listed-killed")
+    row = entry(listed("runs")["runs"], "listed-killed")
     assert (row["steps"], row["of"], row["state"]) == (1, 2, "unfinished")
-    assert run(cli, ["show", "runs", "--out", str(out)]) == 0
-    text = capsys.readouterr().out
+    text, _ = probe("show", "runs")
     assert "pools" not in text
     rows = [line.split()[:2] for line in text.splitlines()]
     assert [row for row in rows if row[:1] == ["listed-killed"]] == [["listed-killed", "replay"]]
 
 
-def test_pools_are_listed_with_the_built_in_ones(fake_pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pools_are_listed_with_the_built_in_ones(fake_pool: Pool, listed) -> None:
     out = fake_pool.path.parent.parent
     (out / "pools" / "teacher").mkdir()  # hides the built-in one
     write_json(out / "pools" / "teacher" / ".header.json", fake_pool.header())
-    pools = listed(capsys, out, "pools")["pools"]
+    pools = listed("pools", root=out)["pools"]
     assert [row["name"] for row in pools] == ["fake", "teacher", "base", "base-hinted", "mixed", "tool"]
     fake, teacher, base, *_ = pools
     assert (fake["groups"], fake["rollouts"], fake["hint"], fake["state"]) == (3, 12, True, "finished")
@@ -81,12 +78,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("args", "start", "words"), UNKNOWN, ids=[" ".join(args) for args, _, _ in UNKNOWN])
 def test_an_unknown_name_lists_those_that_exist(
-    args: list[str],
-    start: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    args: list[str], start: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused
 ) -> None:
     """The nearest first, in one line, before anything is loaded or made."""
     monkeypatch.chdir(tmp_path)
@@ -95,10 +87,7 @@ def test_an_unknown_name_lists_those_that_exist(
     (tmp_path / "out" / "directions").mkdir()
     for name in ("v_hack.safetensors", "v_hack.pairs.safetensors"):
         (tmp_path / "out" / "directions" / name).touch()
-    assert run(cli, args) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    (error,) = [line for line in printed.err.splitlines() if not line.startswith("defaults (")]
-    assert error.startswith(f"probe: error: {start}expected ")
+    error = refused(*args, root="out")
+    assert error.startswith(f"{start}expected ")
     assert words in error
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["directions", "runs"]

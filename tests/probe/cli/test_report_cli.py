@@ -20,11 +20,6 @@ DECISIONS = [
 ]
 
 
-def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
-    assert run(cli, ["report", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def words_of(html: str) -> str:
     """A page without the elements around terms and the words of commands."""
     return re.sub("</?(abbr|span)[^>]*>", "", Path(html).read_text())
@@ -36,10 +31,9 @@ def measured(replay: Callable[..., Path], quick: list[str]) -> Path:
     return replay("reported", "--arm", "vanilla,projected", "--steps", "4", "--set", "token_attribution=1", *quick)
 
 
-def test_a_run(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run(measured: Path, out: Path, probe) -> None:
     """One page with the module map, the pushing strings and the rollouts; every path that is printed exists."""
-    capsys.readouterr()
-    found = report(capsys, str(measured), "--out", str(out))
+    found = json.loads(probe("report", measured, "--json")[0])
     assert found["html"] == str(out / "reports" / "reported.html")
     assert all(Path(path).is_file() for path in [found["html"], *found["figures"], *found["tables"]])
     assert any(Path(path).name.startswith("modules-") for path in found["figures"])
@@ -57,13 +51,13 @@ def test_a_run(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(data["rows"]) == 4 * 8
 
 
-def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spec(tmp_path: Path, out: Path, quick: list[str], probe, refused) -> None:
     """Decision, criteria, and both conditions of its one run."""
     path = tmp_path / "reported.toml"
-    settings = {"steps": 3, "source.replay_dirs": quick[1].split(","), "intervention.extraction.pairs": quick[3]}
+    settings = {"steps": 2, "source.replay_dirs": quick[1].split(","), "intervention.extraction.pairs": quick[3]}
     spec = replay_spec(
         "reported",
-        {**settings, "intervention.extraction.k": 2, "token_attribution": 1},
+        {**settings, "intervention.extraction.k": 2},
         arms=["vanilla", "random"],
         question="Does the report say what the spec decides?",
         conditions={"default": {}, "capped": {"objective.advantage_clip": 0.5}},
@@ -74,14 +68,12 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.Capt
     place = tmp_path / "out"
     place.mkdir()
     (place / "cache").symlink_to(out / "cache")
-    assert run(cli, ["report", str(path), "--out", str(place)]) == 2
-    assert "probe spec sweep" in capsys.readouterr().err, "without runs it says what to do"
+    assert "probe spec sweep" in refused("report", path, root=place), "without runs it says what to do"
     jobs = runs_of(load_spec(path), place)
     write_settings(jobs)
     for job in jobs:
         assert run(cli, list(job.args)) == 0
-    capsys.readouterr()
-    found = report(capsys, str(path), "--out", str(place))
+    found = json.loads(probe("report", path, "--json", root=place)[0])
     text = words_of(found["html"])
     for words in (
         "Does the report say what the spec decides?",

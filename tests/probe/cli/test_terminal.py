@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from terminals import on_a_terminal
 
 from probe.cli import cli, main
-from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.records.timings import mean_times
 from replay_pools.base.terminal import on_progress, report
@@ -88,43 +88,35 @@ def test_words_have_their_colour_on_a_terminal_alone() -> None:
     assert piped.stderr == "at work\n"
 
 
-LONG = {
-    "replay": ["replay", "--steps", "3"],
-    "train": ["train", "--preset", "fast"],
-}
-
-
-@pytest.mark.parametrize("args", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("args", ["replay --steps 3", "train --preset fast"])
 def test_a_dry_run_writes_nothing_and_loads_no_weights(
-    args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    args: str, tmp_path: Path, probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In words and as JSON."""
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("weights"))
-    out = tmp_path / "out"
-    assert run(cli, [*args, "--dry-run", "--out", str(out)]) == 0
-    assert "nothing was written" in capsys.readouterr().out
-    assert run(cli, [*args, "--dry-run", "--out", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    command, out = (*args.split(), "--dry-run"), tmp_path / "out"
+    assert "nothing was written" in probe(*command, root=out)[0]
+    found = json.loads(probe(*command, "--json", root=out)[0])
     assert found["state"] == "new"
     assert found["work"]["steps"] > 0
     assert not out.exists()
 
 
-def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], capsys) -> None:
+def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], probe, refused) -> None:
     """Steps, rollouts and tokens; that a run is complete; that it is another one."""
-    quick = [*quick, "--per-pool", "3"]  # no other test here has steps of this size
-    args = ["replay", "--name", "foreseen", "--arm", "vanilla,random", "--steps", "2", "--out", str(out), *quick]
-    assert run(cli, [*args, "--dry-run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+
+    def foreseen(*options: str) -> dict[str, Any]:
+        return json.loads(probe(*args, *options, "--dry-run", "--json")[0])
+
+    # No other test here has steps of this size.
+    args = ["replay", "--name", "foreseen", "--arm", "vanilla,random", "--steps", "2", *quick, "--per-pool", "3"]
+    found = foreseen()
     work = found["work"]
     assert (found["hours"], found["peak_gib"], "--steps 2" in found["measured"]) == (None, None, True)
-    assert run(cli, args) == 0
+    assert "peak memory" in probe(*args)[1]
     times = mean_times([out / "runs" / "foreseen"])
     assert times is not None
-    assert "peak memory" in capsys.readouterr().err
-    longer = ["replay", "--name", "longer", "--arm", "vanilla,random", "--steps", "7", "--out", str(out), *quick]
-    assert run(cli, [*longer, "--dry-run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = foreseen("--name", "longer", "--steps", "7")
     assert found["hours"] == pytest.approx((times["start"] + 7 * times["step"]) / 3600)
     assert found["measured"].startswith("measured in foreseen:")
     assert found["peak_gib"] == times["peak"] / 2**30 > 0.1
@@ -138,11 +130,8 @@ def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], caps
         "completion tokens": sum(sample.comp_len for sample in samples),
         "cells (arms x conditions)": 2,
     }
-    capsys.readouterr()
-    assert run(cli, [*args, "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "complete, nothing to do"
-    assert run(cli, [*args, "--dry-run", "--seed", "1"]) == 2
-    assert "use another --name" in capsys.readouterr().err
+    assert foreseen()["state"] == "complete, nothing to do"
+    assert "use another --name" in refused(*args, "--dry-run", "--seed", "1")
 
 
 def complete(words: str, last: int, monkeypatch: pytest.MonkeyPatch, capfd) -> list[str]:

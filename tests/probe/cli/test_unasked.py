@@ -19,36 +19,25 @@ def test_the_help_of_replay_begins_with_what_a_first_run_needs(capsys: pytest.Ca
     assert sorted(printed) == sorted([*(option.opts[0] for option in replay.params), "-h"])
 
 
-def test_what_was_chosen_by_default_is_said_once(
-    out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_chosen_by_default_is_said_once(out: Path, few_pairs: list[str], probe) -> None:
     """As options that change it; what was given by a flag or by --set is not among them; stdout stays as it is."""
-    args = ["replay", "--name", "chosen", "--steps", "1", "--set", "source.per_pool=2", "--out", str(out), *few_pairs]
-    assert run(cli, args) == 0
-    printed = capsys.readouterr()
-    lines = [line for line in printed.err.splitlines() if line.startswith("defaults (")]
+    printed, said = probe("replay", "--name", "chosen", "--steps", "1", "--set", "source.per_pool=2", *few_pairs)
+    lines = [line for line in said.splitlines() if line.startswith("defaults (")]
     chosen = 'source.replay_dirs=["teacher", "base"] intervention.arms=["projected"] source.match=problem seed=0'
     chosen += " model.template=chat"
     assert lines == [f"defaults (--preset replay): {chosen}"]
-    assert "defaults (" not in printed.out
-    assert (
-        run(cli, ["replay", "--name", "chosen-again", "--config", f"{out}/runs/chosen/config.json", "--out", str(out)])
-        == 0
-    )
-    assert "defaults (" not in capsys.readouterr().err, "a config chooses everything"
+    assert "defaults (" not in printed
+    _, said = probe("replay", "--name", "chosen-again", "--config", out / "runs" / "chosen" / "config.json")
+    assert "defaults (" not in said, "a config chooses everything"
 
 
-def test_runs_without_a_name_do_not_collide_and_go_on(
-    out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_without_a_name_do_not_collide_and_go_on(out: Path, quick: list[str], probe) -> None:
     """Pools and arms name a run, with a hash where other settings are not the default; the same settings are the same
     run, which is found again.
     """
 
     def made(*options: str) -> str:
-        capsys.readouterr()
-        assert run(cli, ["replay", "--steps", "1", "--out", str(out), *quick, *options]) == 0, capsys.readouterr().err
-        (directory,) = re.findall(r"; run in (\S+);", capsys.readouterr().out)
+        (directory,) = re.findall(r"; run in (\S+);", probe("replay", "--steps", "1", *quick, *options)[0])
         return Path(directory).name
 
     first, gated = made("--arm", "vanilla"), made("--arm", "vanilla,projected")
@@ -69,12 +58,8 @@ def test_runs_without_a_name_do_not_collide_and_go_on(
         (["--arm", ",".join(ARMS)], r"teacher-base\.vanilla-projected-[a-z-]+-[0-9a-f]{6}"),
     ],
 )
-def test_the_default_name_says_what_it_can(
-    options: list[str], name: str, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_default_name_says_what_it_can(options: list[str], name: str, probe) -> None:
     """Pools and arms alone where all else is the default; a name is no longer than a file's."""
-    capsys.readouterr()
-    assert run(cli, ["replay", "--dry-run", "--out", str(out), *options]) == 0, capsys.readouterr().err
-    given = Path(capsys.readouterr().out.partition(": new")[0]).name
+    given = Path(probe("replay", "--dry-run", *options)[0].partition(": new")[0]).name
     assert re.fullmatch(name, given)
     assert len(given) < 128

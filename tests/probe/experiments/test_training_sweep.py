@@ -17,7 +17,7 @@ from probe.analysis.measures import STEPS, by_seed, names
 from probe.analysis.text_report import heldout_table
 from probe.analysis.training_runs import RATES, starts
 from probe.analysis.verdict.trained_arms import TrainedArm
-from probe.cli.report import report_of_runs
+from probe.cli.report import report_of
 from probe.experiments.load import load_spec
 from probe.experiments.outcomes import read_outcomes, write_outcomes
 from probe.experiments.spec import Spec
@@ -198,7 +198,7 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path]) -> Non
     beside = one_run(own, "projected")
     together = analyze(record, others=[record, beside])
     assert next(part for part in together.validity if part.name == "arms at the first step").says == "HOLDS"
-    page = report_of_runs([record.path, beside.path], None, {"seed": 0}, "probe report")
+    page = report_of([record.path, beside.path], None, Path("out"))
     for analysis in page.analyses:
         assert next(part for part in analysis.validity if part.name == "arms at the first step").says == "HOLDS"
 
