@@ -155,7 +155,6 @@ def sweep(
     from probe.experiments.sweep import executor, has_failed
     from probe.experiments.sweep import sweep as run_sweep
 
-
     def show(row: dict[str, str]) -> None:
         error = f": {row['error']} (log: {row['log']})" if row["error"] else ""
         say(f"{row['status']:<8} {row['name']}{error}")
