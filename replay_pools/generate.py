@@ -52,18 +52,11 @@ class RolloutMaker:
     group: int  # rollouts a step
     instruction: str | None = None  # line added at the start of the user turn (`loopholes.instructed`)
 
-    def write(self, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int) -> None:
-        """Write the steps of {step: problem} that the pool lacks.
+    def make(self, problems: Mapping[int, Problem], missing: Collection[int], *, seed: int) -> dict[int, list[Rollout]]:
+        """Return {step: graded rollouts} of the missing steps of a batch, graded in one call.
 
         All steps are sampled together, including the ones that the pool holds: the last bits of a log-probability
         depend on the batch, and a resumed run must write the same bytes.
-        """
-        missing = [step for step in problems if writer.read_step(step) is None]
-        for step, rollouts in self.make(problems, missing, seed=seed).items():
-            writer.write_step(step, rollouts)
-
-    def make(self, problems: Mapping[int, Problem], missing: Collection[int], *, seed: int) -> dict[int, list[Rollout]]:
-        """Return {step: graded rollouts} of the missing steps of a batch, graded in one call.
 
         Args:
             problems: {step: problem} of the batch.
@@ -125,7 +118,10 @@ def generate_pool(
         )
         for first in range(0, plan.steps, plan.steps_per_batch):
             steps = range(first, min(first + plan.steps_per_batch, plan.steps))
-            maker.write(writer, {step: problems[step] for step in steps}, seed=plan.seed)
+            missing = [step for step in steps if writer.read_step(step) is None]
+            made = maker.make({step: problems[step] for step in steps}, missing, seed=plan.seed)
+            for step, rollouts in made.items():
+                writer.write_step(step, rollouts)
             report("steps", steps.stop, plan.steps)
         writer.finish()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from replay_pools.base.errors import Faults, InputError, unknown_name
+from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import (
     SEAL,
     check_sha256,
@@ -313,8 +313,5 @@ def _read_group(path: Path, tail: str, listed: str | None = None) -> list[Rollou
 
 def _parse_group(plain: bytes, where: object, step: int, tail: str) -> list[Rollout]:
     group = [decode_json(Rollout, line, f"{where} line {i}") for i, line in enumerate(plain.splitlines(), 1)]
-    faults = Faults()
-    for fault in group_faults(group, where, step=step, tail=tail):
-        faults.note(fault, str(fault.where).rpartition(" ")[2])  # one fault a field
-    faults.check(where)
+    group_faults(group, where, step=step, tail=tail).check(where)
     return group

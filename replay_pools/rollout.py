@@ -7,13 +7,13 @@ Only the standard library is imported here: grading runs in a plain interpreter,
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, get_args
 
-from replay_pools.base.errors import InputError, cut
+from replay_pools.base.errors import Faults, cut
 
 POOL_SCHEMA = 2  # in every manifest; readers refuse another one
 REWARD_COMPILES = 0.5  # for source that compiles
@@ -205,8 +205,8 @@ def prompt_sha(prompt: str) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
-def group_faults(rollouts: Sequence[Rollout], where: object, *, step: int, tail: str) -> Iterator[InputError]:
-    """Every fault of one group, each as the error that names its place. A sound group yields none.
+def group_faults(rollouts: Sequence[Rollout], where: object, *, step: int, tail: str) -> Faults:
+    """Return every fault of one group: none of a sound one.
 
     To add a check of a field that follows from others: a row in the table of `_rollout_faults`.
 
@@ -218,19 +218,22 @@ def group_faults(rollouts: Sequence[Rollout], where: object, *, step: int, tail:
     """
     sample_ids = [rollout.sample_id for rollout in rollouts]
     problem_ids = {rollout.problem_id for rollout in rollouts}
+    faults = Faults()
     for holds, expected, found in (
         (bool(rollouts), "at least one rollout", "none"),
         (sample_ids == [*range(len(rollouts))], "sample_id 0 .. G-1 in order", str(sample_ids)),
         (len(problem_ids) < 2, "one problem a step", ", ".join(sorted(problem_ids))),
     ):
         if not holds:
-            yield InputError(where, expected=expected, found=found)
+            faults.add(where, "group", expected=expected, found=found)
     for rollout in rollouts:
-        yield from _rollout_faults(rollout, f"{where} sample {rollout.sample_id}", step=step, tail=tail)
+        for field, expected, found in _rollout_faults(rollout, step=step, tail=tail):
+            faults.add(f"{where} sample {rollout.sample_id} {field}", field, expected=expected, found=found)
+    return faults
 
 
-def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iterator[InputError]:
-    """Yield an error for each field that is no value of its kind, or disagrees with the fields that it follows from."""
+def _rollout_faults(rollout: Rollout, *, step: int, tail: str) -> list[tuple[str, str, str]]:
+    """Return (field, expected, found) of all that are no values of their kind, or disagree with others."""
     grade, logprobs, mask, chars = rollout.grade, rollout.sampling_logprobs, rollout.completion_mask, rollout.turn_chars
     exploited = None  # passed and not right, where both are known
     if grade.passed is not None and grade.gt_correct is not None:
@@ -268,5 +271,4 @@ def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> It
         ids = getattr(rollout, field)
         if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:
             faults.append((field, f"token ids, 0 to {LARGEST_ID}", f"{min(ids)} to {max(ids)}"))
-    for field, expected, found in faults:
-        yield InputError(f"{place} {field}", expected=expected, found=found)
+    return faults

@@ -304,8 +304,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
     for group in _rollouts_by_group(log, tokeniser, faults, skipped):
         if len(group) == 1 and not are_single:
             continue
-        for fault in group_faults(group, "group", step=group[0].step, tail=""):
-            faults.note(fault, fault.expected)
+        faults.take(group_faults(group, "group", step=group[0].step, tail=""))
         if not faults:
             writer.write_plain(group[0].step, encode_group(group))
         for rollout in group:

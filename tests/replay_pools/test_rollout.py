@@ -59,7 +59,7 @@ def test_mask(make_rollout: MakeRollout, changes: dict[str, Any], fault: str) ->
     rollout = make_rollout(0, **turns | {"sampling_logprobs": [-0.5, 0.0, -0.5]} | changes)
     assert decode_json(Rollout, encode_group([rollout]), "here") == rollout
     assert rollout.num_sampled == sum(changes.get("completion_mask", [True, True]))
-    faults = [error.where for error in group_faults([rollout], "here", step=0, tail="")]
+    faults = [error.where for error in group_faults([rollout], "here", step=0, tail="").errors()]
     assert faults == ([f"here sample 0 {fault}"] if fault else [])
     if not fault:
         assert rollout.turns == [(True, "one"), (False, " tool "), (True, "two")]

@@ -184,6 +184,7 @@ def attacked(isolation, family, all_modes=False):
     [
         *(attacked(isolation, family) for isolation in AVAILABLE for family in FAMILIES),
         attacked(THOROUGH, "channel", True),
+        *(attacked(isolation, "system", True) for isolation in AVAILABLE if isolation == "A"),
     ],
 )
 def test_no_attack_is_a_right_answer(opened, isolation, family, all_modes):
