@@ -213,16 +213,8 @@ def step_only(
     batch = _batch(groups, pad_id, bases)
     # Zeros stand for numbers that the objective does not read.
     current = bases.score(batch) if objective.reads_logprobs else torch.zeros(batch.ids.shape, device=bases.device)
-    weighting = _weightings(
-        {"": objective},
-        groups,
-        batch,
-        current,
-        _on_completions(planning, batch),
-        batch.completion_mask,
-        references,
-        bases,
-    )[""]
+    mask, planned = batch.completion_mask, _on_completions(planning, batch)
+    (weighting,) = _weightings({"": objective}, groups, batch, current, planned, mask, references, bases).values()
     tokens = counted_weights(weighting, batch)
 
     def summed(scale: Tensor) -> Gradients:

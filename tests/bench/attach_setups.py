@@ -853,7 +853,6 @@ SINGLE += [
 DOUBLE = [
     Row("DDP", "LoRA of all Linears", lambda rank: of_rank(parallel(of_all()), rank)),
     Row("DDP, no_sync and a skipped step", "LoRA of all Linears", lambda rank: waiting(parallel(of_all()), rank)),
-    Row("DDP", "all weights", lambda rank: of_rank(parallel(all_trained()), rank)),
     Row("DDP, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), parallel, rank)),
     Row("DDP, one process attaches", "LoRA of q and v", alone, refused=True),
     Row(
@@ -866,18 +865,21 @@ DOUBLE = [
     Row(
         "FSDP2, one reduction and a skipped step", "LoRA of all Linears", lambda rank: waiting(sharded(of_all()), rank)
     ),
-    Row("FSDP2, checkpointing", "LoRA of all Linears", lambda rank: of_rank(sharded(checkpointed(False)), rank)),
-    Row("FSDP2", "all weights", lambda rank: of_rank(sharded(all_trained()), rank)),
-    Row("FSDP2, two mesh dimensions", "LoRA of all Linears", lambda rank: of_rank(hybrid(of_all()), rank)),
     Row("FSDP2, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), sharded, rank)),
     Row("FSDP2, gated", "all weights", lambda rank: gated_error(all_trained, sharded, rank)),
-    Row("FSDP2, gated", "delta_S", lambda rank: gated_error(lambda: adapted(DeltaSConfig), sharded, rank)),
     Row("FSDP2 after attach, gated", "all weights", sharded_later),
     Row("FSDP2 after the callback is made", "LoRA", sharded_before_start),
     Row(
         "FSDP2, gradient divide factor", "all weights", lambda rank: of_rank(divided(all_trained()), rank), refused=True
     ),
     Row("tensor parallelism", "all weights", tensor_parallel, refused=True),
+]
+VARIANTS = [  # of rows above
+    Row("DDP", "all weights", lambda rank: of_rank(parallel(all_trained()), rank)),
+    Row("FSDP2, checkpointing", "LoRA of all Linears", lambda rank: of_rank(sharded(checkpointed(False)), rank)),
+    Row("FSDP2", "all weights", lambda rank: of_rank(sharded(all_trained()), rank)),
+    Row("FSDP2, two mesh dimensions", "LoRA of all Linears", lambda rank: of_rank(hybrid(of_all()), rank)),
+    Row("FSDP2, gated", "delta_S", lambda rank: gated_error(lambda: adapted(DeltaSConfig), sharded, rank)),
 ]
 
 
@@ -922,12 +924,12 @@ def run_rows(rows: list[Row], rank: int, only: str) -> None:
             print(f"| {row.engine} | {row.trained} | {result} |{mark}", flush=True)
 
 
-def in_process(rank: int, store: str, only: str = "") -> None:
+def in_process(rank: int, store: str, only: str = "", *, variants: bool = True) -> None:
     """One of the two processes, which meet in the file `store`."""
     quiet()
     patience = timedelta(seconds=60)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
-    run_rows(DOUBLE, rank, only)
+    run_rows(DOUBLE + VARIANTS * variants, rank, only)
     distributed.destroy_process_group()
 
 

@@ -25,6 +25,7 @@ def test_an_adapter_at_zero_is_the_model_bit_for_bit(build_model, architecture, 
     base = logits(build_model(architecture, dtype))
     coordinates = make(build_model, basis, architecture, dtype)
     assert torch.equal(logits(coordinates.model), base), "the adapter touches the base forward"
+    assert {parameter.dtype for parameter in coordinates.parameters()} == {torch.float32}
     coordinates.load_values({module: torch.full((size,), 0.1) for module, size in coordinates.sizes.items()})
     moved = logits(coordinates.model)
     with coordinates.model.disable_adapter():

@@ -22,11 +22,13 @@ def unexpected(log: str) -> list[str]:
     return [row for row in rows if row.endswith("UNEXPECTED")]
 
 
-def test_two_processes_come_out_as_the_table_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variants", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_processes_come_out_as_the_table_says(tmp_path: Path, variants: bool) -> None:
     """DistributedDataParallel and FSDP2 against dL/dW in full, and what is refused."""
     logs = [tmp_path / f"rank{rank}" for rank in (0, 1)]
     store = str(tmp_path / "store")
-    started = [processes.start(f"{CODE}in_process({rank}, {store!r})", log=log) for rank, log in enumerate(logs)]
+    calls = [f"{CODE}in_process({rank}, {store!r}, variants={variants})" for rank in (0, 1)]
+    started = [processes.start(call, log=log) for call, log in zip(calls, logs, strict=True)]
     assert [processes.finish(process) for process in started] == [0, 0]
     assert not unexpected(logs[0].read_text())
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from extraction.adapters.trained import Trained
 from extraction.batch import Batch, make_batch
-from probe.settings.arms import get_arm
+from probe.settings.arms import Arm, get_arm
 from probe.settings.loss import LossSettings
 from probe.step.bases import Bases, Gradients
 from probe.step.groups import Group, RolloutKey
@@ -142,6 +142,26 @@ def step(
         references=references,
     )
     return result, totals
+
+
+def both_steps(
+    policy: tuple[Trained, References],
+    groups: Sequence[Group],
+    arm: Arm,
+    objective: LossSettings,
+    quarantine: dict[str, Tensor] | None = None,
+    between: Callable[[], object] = lambda: None,
+) -> tuple[StepResult, Tensor, Tensor]:
+    """(result of train_step, the gradient that it steps along, that of step_only), along fixed random directions."""
+    coordinates, references = policy
+    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), side="one_sided")
+    bases, whole, alone = Bases(**members_of(coordinates)), Seen(), Seen()
+    whole.quarantine = alone.quarantine = quarantine
+    shared = {"planning": planned(groups), "pad_id": 0, "references": references}
+    result = train_step(bases, groups, [measure], conditions={"x": objective}, updater=whole, **shared)
+    between()
+    assert step_only(bases, groups, measure, objective, updater=alone, **shared) is None
+    return result, flat(whole.gradient, coordinates), flat(alone.gradient, coordinates)
 
 
 def written_out(own: LossSettings, logp: Tensor, old: Tensor, ref: Tensor, batch: Batch) -> list[Tensor]:
@@ -285,17 +305,9 @@ def test_the_size_of_the_advantages_is_that_of_the_tokens(policy, groups, batch:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_step_alone_is_the_step(name: str, policy, groups, calls: list[str]) -> None:
     """The same gate on the same gradient, without a second pass: no more than scores beside one backward."""
-    coordinates, references = policy
-    arm = get_arm("projected" if coordinates.basis == "svd" else "projected-lora")
-    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), side="one_sided")
-    bases, objective = Bases(**members_of(coordinates)), OBJECTIVES[name]
-    shared = {"planning": planned(groups), "pad_id": 0, "references": references}
-    whole, alone = Seen(), Seen()
-    result = train_step(bases, groups, [measure], conditions={"x": objective}, updater=whole, **shared)
-    calls.clear()
-    assert step_only(bases, groups, measure, objective, updater=alone, **shared) is None
+    arm = get_arm("projected" if policy[0].basis == "svd" else "projected-lora")
+    result, expected, stepped = both_steps(policy, groups, arm, OBJECTIVES[name], between=calls.clear)
     assert calls.count("grad") == 1
-    stepped, expected = (flat(updater.gradient, coordinates) for updater in (alone, whole))
     torch.testing.assert_close(stepped, expected, rtol=1e-8, atol=1e-12)
     before = result.arms[0].projection.before.norm
     assert 0 < expected.norm() < before, "nothing was stepped, or the gate removes nothing"
@@ -307,7 +319,7 @@ def test_a_step_is_the_gradient_of_the_loss_of_transformers(loss_type: str, poli
 
     Labels are -100 in the holes; whole and alone. transformers computes its loss in float32.
     """
-    coordinates, references = policy
+    coordinates, _ = policy
     A = torch.tensor(REWARDS).double() - torch.tensor(REWARDS).double().view(2, 3).mean(1).repeat_interleave(3)
     lengths = batch.completion_mask.sum(1)
     factors = torch.ones(NUM).double() if loss_type == "nll" else A * lengths / lengths.sum()
@@ -316,14 +328,9 @@ def test_a_step_is_the_gradient_of_the_loss_of_transformers(loss_type: str, poli
         labels = ids.masked_fill(~mask, -100)[None, :length]
         loss = loss + factor * coordinates.model(input_ids=ids[None, :length], labels=labels).loss
     expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, coordinates.parameters())])
-    objective = LossSettings(loss_type=loss_type)
-    _, (total,) = step(policy, groups, {"x": objective})
-    assert (flat(total, coordinates) - expected).norm() < 1e-6 * expected.norm()
-    arm, alone = get_arm("vanilla" if coordinates.basis == "svd" else "vanilla-lora"), Seen()
-    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), side="one_sided")
-    shared = {"planning": planned(groups), "pad_id": 0, "references": references}
-    step_only(Bases(**members_of(coordinates)), groups, measure, objective, updater=alone, **shared)
-    assert (flat(alone.gradient, coordinates) - expected).norm() < 1e-6 * expected.norm()
+    arm = get_arm("vanilla" if coordinates.basis == "svd" else "vanilla-lora")
+    for stepped in both_steps(policy, groups, arm, LossSettings(loss_type=loss_type))[1:]:
+        assert (stepped - expected).norm() < 1e-6 * expected.norm()
 
 
 @pytest.fixture
@@ -429,33 +436,25 @@ def test_flagged_rollouts_move_the_quarantine_alone(policy, groups, batch: Batch
         return
     flags = [True, False, False, False, False, True]
     flagged = [replace(group, flagged=tuple(flags[3 * i : 3 * i + 3])) for i, group in enumerate(groups)]
-    measure = Measure(condition="x", arm=get_arm("quarantine"), vectors=directions(coordinates), side="one_sided")
-    bases, objective = Bases(**members_of(coordinates)), OBJECTIVES["narrow ema"]
-    shared = {"planning": planned(groups), "pad_id": 0, "references": references}
-    whole, alone = Seen(), Seen()
-    whole.quarantine = alone.quarantine = quarantined(coordinates)
-    result = train_step(bases, flagged, [measure], conditions={"x": objective}, updater=whole, **shared)
-    assert step_only(bases, flagged, measure, objective, updater=alone, **shared) is None
+    quarantine = quarantined(coordinates)
+    result, *stepped = both_steps(policy, flagged, get_arm("quarantine"), OBJECTIVES["narrow ema"], quarantine)
     weighting = result.weightings["x"]
-    unit = bases.run(batch, weighting.token_weights).gradients["lora"]
-    for module, g in unit.items():
+    unit = Bases(**members_of(coordinates)).run(batch, weighting.token_weights).gradients["lora"]
+    parts = []
+    for g in (unit[module] for module in coordinates.sizes):
         each = weighting.scale[:, None] * g
         kept = each[[not flag for flag in flags]].sum(0).view(-1, 2)
-        expected = torch.stack([kept[:, 0], each.sum(0).view(-1, 2)[:, 1]], 1).flatten()
-        torch.testing.assert_close(whole.gradient[module], expected, rtol=1e-8, atol=1e-12)
-        torch.testing.assert_close(alone.gradient[module], expected, rtol=1e-8, atol=1e-12)
-        assert not torch.allclose(expected, each.sum(0)), "the flags change nothing"
+        parts.append(torch.stack([kept[:, 0], each.sum(0).view(-1, 2)[:, 1]], 1).flatten())
+        assert not torch.allclose(parts[-1], each.sum(0)), "the flags change nothing"
+    for gradient in stepped:
+        torch.testing.assert_close(gradient, torch.cat(parts), rtol=1e-8, atol=1e-12)
 
 
 def test_flat_adds_the_gradient_of_half_the_squared_norm(policy, groups, batch: Batch) -> None:
     """Reference: g + FLATNESS H g of -sum W logp, differentiated twice through the padded forward."""
-    coordinates, references = policy
+    coordinates, _ = policy
     arm = replace(get_arm("flat"), basis=coordinates.basis)
-    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), side="one_sided")
-    shared = {"planning": planned(groups), "pad_id": 0, "references": references}
-    own, bases, whole, alone = OBJECTIVES["plain"], Bases(**members_of(coordinates)), Seen(), Seen()
-    result = train_step(bases, groups, [measure], conditions={"x": own}, updater=whole, **shared)
-    step_only(bases, groups, measure, own, updater=alone, **shared)
+    result, *stepped = both_steps(policy, groups, arm, OBJECTIVES["plain"])
     parameters = coordinates.parameters()
     with sdpa_kernel(SDPBackend.MATH):  # the other kernels cannot be differentiated twice
         loss = -(result.weightings["x"].scale[:, None] * scored(coordinates, batch)).sum()
@@ -463,5 +462,5 @@ def test_flat_adds_the_gradient_of_half_the_squared_norm(policy, groups, batch: 
     Hg = torch.autograd.grad(sum(part.square().sum() for part in g) / 2, parameters)
     added = FLATNESS * torch.cat([part.flatten() for part in Hg])
     plain = torch.cat([part.flatten() for part in g]).detach()
-    for seen in (whole, alone):
-        assert (flat(seen.gradient, coordinates) - plain - added).norm() < 0.02 * added.norm()
+    for gradient in stepped:
+        assert (gradient - plain - added).norm() < 0.02 * added.norm()
