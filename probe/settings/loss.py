@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from extraction.words import LossType
 from probe.settings.words import ADVANTAGE_EPS, Estimator, Old, Reference, Reward, Scale, Strata
-from replay_pools.base.errors import FieldError, InputError
+from replay_pools.base.errors import FieldError, InputError, field_errors
 from replay_pools.base.files import PLAIN_NAME
 from replay_pools.base.tables import STRICT, Maybe, decode, setting
 from replay_pools.engines import PLAIN_LAW, law_of
@@ -60,15 +60,15 @@ class LossSettings:
     entropy_coef: float = setting(0.0, "weight of the entropy bonus")
 
     def faults(self) -> Iterator[FieldError]:
-        """Yield settings that contradict each other."""
-        if self.advantage_estimator != "grpo" and self.scale_rewards != "none":
-            expected = f"none with {self.advantage_estimator}: only grpo's advantages are divided"
-            yield FieldError("scale_rewards", expected, self.scale_rewards)
-        if self.reward == "surprise" and self.scale_rewards != "batch":
-            expected = "batch with reward surprise: the expected reward cancels within a group"
-            yield FieldError("scale_rewards", expected, self.scale_rewards)
-        if self.beta and self.reference is None:
-            yield FieldError("beta", "objective.reference as well: base, ema or recorded", "none")
+        """Return settings that contradict each other."""
+        scale, estimator = self.scale_rewards, self.advantage_estimator
+        divided = f"none with {estimator}: only grpo's advantages are divided"
+        cancels = "batch with reward surprise: the expected reward cancels within a group"
+        return field_errors(
+            (estimator != "grpo" and scale != "none", "scale_rewards", divided, scale),
+            (self.reward == "surprise" and scale != "batch", "scale_rewards", cancels, scale),
+            (self.beta and not self.reference, "beta", "objective.reference as well: base, ema or recorded", "none"),
+        )
 
     @property
     def lacks_divisor(self) -> bool:

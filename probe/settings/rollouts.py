@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
-from replay_pools.base.errors import FieldError
+from replay_pools.base.errors import FieldError, field_errors
 from replay_pools.base.tables import STRICT, Maybe, setting
 from replay_pools.engines import Sampler
 from replay_pools.environments.base import NAMES, Split
@@ -127,24 +127,21 @@ class RolloutConfig:
 
     def faults(self, steps: int) -> Iterator[FieldError]:
         """Yield settings that a training of `steps` steps cannot sample with."""
-        if self.group < 2:
-            yield FieldError("group", "at least 2, as the baseline is the mean of a group", self.group)
-        if self.split != "train":
-            yield FieldError("split", "train in a training", self.split)
-        if steps % self.iterations:
-            yield FieldError("iterations", f"a divisor of the {steps} steps", self.iterations)
-        if self.earlier_checkpoint is not None and self.earlier_checkpoint.every % self.iterations:
-            yield FieldError("earlier_checkpoint.every", "a multiple of iterations", self.earlier_checkpoint.every)
-        if self.earlier_checkpoint is not None and self.engine == "server":
-            yield FieldError(
-                "engine", "local with earlier_checkpoint: a server holds only the current policy", self.engine
-            )
+        past, alone = self.earlier_checkpoint, "local with earlier_checkpoint: a server holds only the current policy"
+        every = past.every if past else 0
+        yield from field_errors(
+            (self.group < 2, "group", "at least 2, as the baseline is the mean of a group", self.group),
+            (self.split != "train", "split", "train in a training", self.split),
+            (steps % self.iterations, "iterations", f"a divisor of the {steps} steps", self.iterations),
+            (every % self.iterations, "earlier_checkpoint.every", "a multiple of iterations", every),
+            (past and self.engine == "server", "engine", alone, self.engine),
+        )
         # The teacher's share may change in every step of its ramp.
         settled = 0 if self.teacher is None else self.teacher.settled
         for step in range(0, min(steps, settled + self.iterations), self.iterations):
-            if sum(self.counts(step)) >= self.group:
+            if (others := sum(self.counts(step))) >= self.group:
                 expected = "more rollouts than teacher and earlier_checkpoint take, so that the policy has one"
-                yield FieldError("group", expected, f"{sum(self.counts(step))} of {self.group} in step {step}")
+                yield FieldError("group", expected, f"{others} of {self.group} in step {step}")
                 return
 
     def counts(self, step: int) -> tuple[int, int]:

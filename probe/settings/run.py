@@ -31,7 +31,7 @@ from probe.settings.training import (
     OptimizerConfig,
 )
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Verb
-from replay_pools.base.errors import FieldError, refuse
+from replay_pools.base.errors import FieldError, field_errors, refuse
 from replay_pools.base.tables import STRICT, Maybe, decode, field_of, keys_of, setting
 from replay_pools.engines import PLAIN_LAW, law_of
 from replay_pools.rollout import REWARD_RANGE
@@ -96,18 +96,17 @@ class StepConfig(RunConfig):
         return REWARD_RANGE + (0.0 if self.remedy is None else self.remedy.penalty)
 
     def _faults(self) -> Iterator[FieldError]:
-        names = [condition.name for condition in self.conditions]
-        if len(set(names)) != len(names):
-            yield FieldError("conditions", "distinct names", ", ".join(names))
-        if self.trains and len(self.intervention.arms) > 1:
-            yield FieldError("intervention.arms", "one arm if weights move", ", ".join(self.intervention.arms))
-        if self.trains and len(self.conditions) > 1:
-            yield FieldError("conditions", "one loss variant if weights move", ", ".join(names))
-        arms, is_quarantined = self.intervention.arms, self.remedy is not None and self.remedy.name == "quarantine"
+        names, arms = [condition.name for condition in self.conditions], self.intervention.arms
+        is_quarantined = self.remedy is not None and self.remedy.name == "quarantine"
         is_split = any(ARMS[name].quarantines for name in arms)
-        if (is_quarantined and not is_split) or (is_split and self.trains and not is_quarantined):
-            expected = "quarantine with the remedy quarantine, and only with it"
-            yield FieldError("intervention.arms", expected, ", ".join(arms))
+        is_odd = (is_quarantined and not is_split) or (is_split and self.trains and not is_quarantined)
+        listed, expected = ", ".join(arms), "quarantine with the remedy quarantine, and only with it"
+        yield from field_errors(
+            (len(set(names)) < len(names), "conditions", "distinct names", ", ".join(names)),
+            (self.trains and len(arms) > 1, "intervention.arms", "one arm if weights move", listed),
+            (self.trains and len(names) > 1, "conditions", "one loss variant if weights move", ", ".join(names)),
+            (is_odd, "intervention.arms", expected, listed),
+        )
         for name, objective in self.objectives().items():
             table = f"conditions.{name}" if self.conditions else "objective"
             yield from _below(table, objective.faults())
@@ -123,27 +122,25 @@ class StepConfig(RunConfig):
 
     def _remedy_faults(self, remedy: RemedyConfig, table: str, objective: LossSettings) -> Iterator[FieldError]:
         """Yield settings that compare an update under a remedy with numbers recorded without it."""
-        traits = remedy.traits
-        estimator = objective.advantage_estimator
-        if traits.dose == "strength" and estimator == "maxrl":
-            yield FieldError(f"{table}.advantage_estimator", "grpo with a penalty: maxrl needs rewards >= 0", "maxrl")
-        if remedy.name == "finetune-accepted" and estimator != "reinforce":
-            expected = "reinforce with finetune-accepted: an accepted rollout has the advantage 1, another one 0"
-            yield FieldError(f"{table}.advantage_estimator", expected, estimator)
-        if traits.changes_prompts and self.token_attribution != 0:
-            expected = f"0 with the remedy {remedy.name}: token shares need the stored prompts"
-            yield FieldError("token_attribution", expected, self.token_attribution)
-        if not (traits.changes_prompts or traits.changes_activations):
-            return
-        if remedy.is_off_policy and (self.control.target_kl is not None or self.control.beta_warmup_steps):
-            expected = f"none, and beta_warmup_steps 0: with the remedy {remedy.name} the policy's KL is not measured"
-            yield FieldError("control.target_kl", expected, self.control.target_kl)
+        traits, estimator, control = remedy.traits, objective.advantage_estimator, self.control
+        accepts = "reinforce with finetune-accepted: an accepted rollout has the advantage 1, another one 0"
+        shares = f"0 with the remedy {remedy.name}: token shares need the stored prompts"
+        kl = f"none, and beta_warmup_steps 0: with the remedy {remedy.name} the policy's KL is not measured"
+        recorded = f"another value: log-probabilities were recorded without the remedy {remedy.name}"
+        is_penalty, is_finetuning = traits.dose == "strength", remedy.name == "finetune-accepted"
+        follows_kl = control.target_kl is not None or control.beta_warmup_steps
         # A policy that sampled under the remedy recorded its log-probabilities under it.
-        if remedy.is_off_policy or self._has_strangers:
-            for name in ("old_logprobs", "reference"):
-                if getattr(objective, name) == "recorded":
-                    expected = f"another value: log-probabilities were recorded without the remedy {remedy.name}"
-                    yield FieldError(f"{table}.{name}", expected, "recorded")
+        acts = traits.changes_prompts or traits.changes_activations
+        is_other = remedy.is_off_policy or (acts and self._has_strangers)
+        where, tokens = f"{table}.advantage_estimator", self.token_attribution
+        yield from field_errors(
+            (is_penalty and estimator == "maxrl", where, "grpo with a penalty: maxrl needs rewards >= 0", "maxrl"),
+            (is_finetuning and estimator != "reinforce", where, accepts, estimator),
+            (traits.changes_prompts and tokens != 0, "token_attribution", shares, tokens),
+            (remedy.is_off_policy and follows_kl, "control.target_kl", kl, control.target_kl),
+            (is_other and objective.old_logprobs == "recorded", f"{table}.old_logprobs", recorded, "recorded"),
+            (is_other and objective.reference == "recorded", f"{table}.reference", recorded, "recorded"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -157,10 +154,12 @@ class ReplayConfig(StepConfig):
 
     def _faults(self) -> Iterator[FieldError]:
         yield from StepConfig._faults(self)
-        if self.lookahead is not None and (self.trains or self.model.shard_base):
-            yield FieldError("lookahead", "none if the replay trains or shards its base", "steps")
-        if any(objective.reward == "surprise" for objective in self.objectives().values()):
-            yield FieldError("objective.reward", "paid, as only a training has expected rewards", "surprise")
+        moves = self.lookahead is not None and (self.trains or self.model.shard_base)
+        is_surprise = any(objective.reward == "surprise" for objective in self.objectives().values())
+        yield from field_errors(
+            (moves, "lookahead", "none if the replay trains or shards its base", "steps"),
+            (is_surprise, "objective.reward", "paid, as only a training has expected rewards", "surprise"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -176,29 +175,28 @@ class TrainConfig(StepConfig):
         yield from RunConfig._faults(self)
         yield from StepConfig._faults(self)
         yield from _below("rollouts", self.rollouts.faults(self.steps))
-        if not self.trains:
-            yield FieldError("optimizer.lr", "above 0 in a training", f"{self.optimizer.lr:g}")
-        rollouts, objective = self.rollouts, self.objective
-        if (law := law_of(asdict(rollouts.sampler))) != PLAIN_LAW:
-            yield FieldError("rollouts.sampler", f"{PLAIN_LAW}: the loss assumes the policy's own distribution", law)
-        if rollouts.engine == "server" and self.model.adapter is not None:
-            expected = "local with model.adapter: a server samples without that adapter"
-            yield FieldError("rollouts.engine", expected, "server")
+        rollouts, remedy, law = self.rollouts, self.remedy, law_of(asdict(self.rollouts.sampler))
         others = {
             "iterations": rollouts.iterations > 1,
             "prefetch": rollouts.prefetch,
             "earlier_checkpoint": rollouts.earlier_checkpoint,
         }
-        if objective.old_logprobs == "current" and (used := [name for name, value in others.items() if value]):
-            expected = f"recorded with rollouts.{used[0]}: another policy sampled, so the ratio is not 1"
-            yield FieldError("objective.old_logprobs", expected, "current")
-        remedy = self.remedy
+        used, is_current = [name for name, value in others.items() if value], self.objective.old_logprobs == "current"
+        ratio = f"recorded with rollouts.{''.join(used[:1])}: another policy sampled, so the ratio is not 1"
+        is_served, engine = rollouts.engine == "server", "rollouts.engine"
+        reads = remedy is not None and remedy.traits.monitored and rollouts.prefetch
         edits = remedy is not None and remedy.traits.changes_activations and remedy.passes != "update"
-        if remedy is not None and remedy.traits.monitored and rollouts.prefetch:
-            expected = f"0 with the remedy {remedy.name}: the monitor reads rollouts at the weights of their step"
-            yield FieldError("rollouts.prefetch", expected, rollouts.prefetch)
-        if edits and rollouts.engine == "server":
-            yield FieldError("rollouts.engine", "local: a server samples without the remedy", "server")
+        ahead = f"0 with the remedy {remedy and remedy.name}: the monitor reads rollouts at the weights of their step"
+        without = "local with model.adapter: a server samples without that adapter"
+        assumed = f"{PLAIN_LAW}: the loss assumes the policy's own distribution"
+        yield from field_errors(
+            (not self.trains, "optimizer.lr", "above 0 in a training", f"{self.optimizer.lr:g}"),
+            (law != PLAIN_LAW, "rollouts.sampler", assumed, law),
+            (is_served and self.model.adapter is not None, engine, without, "server"),
+            (used and is_current, "objective.old_logprobs", ratio, "current"),
+            (reads, "rollouts.prefetch", ahead, rollouts.prefetch),
+            (is_served and edits, engine, "local: a server samples without the remedy", "server"),
+        )
 
     @property
     def _has_strangers(self) -> bool:

@@ -3,7 +3,7 @@
 `Faults` collects all errors of an input and raises them together.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -57,6 +57,13 @@ class FieldError(InputError, ValueError):
 
     def __init__(self, field: str, expected: str, found: object) -> None:
         super().__init__(field, expected=expected, found=str(found))
+
+
+def field_errors(*checks: tuple[object, str, str, object]) -> Iterator[FieldError]:
+    """Yield the errors of the checks (is it wrong, field, expected, found) that fail."""
+    for is_wrong, field, expected, found in checks:
+        if is_wrong:
+            yield FieldError(field, expected, found)
 
 
 class InputErrors(InputError, ValueError):  # noqa: N818 several of them

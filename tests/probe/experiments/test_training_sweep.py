@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -209,13 +210,7 @@ def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path]) -
     vanilla, projected = one_run(own, "vanilla"), one_run(own, "projected")
     assert [step.arm for step in starts(vanilla, [projected, vanilla])] == ["vanilla", "projected"]
     settings = overlaid(projected.config["settings"], {"optimizer": {"lr": 1.0}})
-    other = Run(
-        path=projected.path,
-        config={**projected.config, "settings": settings},
-        manifest=projected.manifest,
-        samples=projected.samples,
-        steps=projected.steps,
-    )
+    other = replace(projected, config={**projected.config, "settings": settings})
     assert [step.arm for step in starts(vanilla, [other])] == ["vanilla"]
     last = read_evals(projected.path)[-1]["frozen"]
     assert 0 < last["hackward_q95"] < 1
