@@ -186,7 +186,10 @@ def number_of(value: Any) -> float | None:
             value = float(value) if len(value) < 40 else None
         except ValueError:
             value = TRUTHS.get(value.lower())
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # an integer beyond the range of a float
+        return None
 
 
 def truth_of(value: Any) -> bool | None:
