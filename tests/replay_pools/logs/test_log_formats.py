@@ -56,14 +56,11 @@ MADE: dict[str, Callable[[At], Any]] = {
     "said": lambda at: at.rollout.completion,
     "padded": lambda at: padded(at.group)[at.i],
     "half": lambda at: 1 + at.place // 2,
-    "answer": lambda at: [answer(at.rollout.completion)],
     "answer_null": lambda at: [answer(at.rollout.completion, tool_calls=None)],
     "centred": lambda at: advantages(at.group)[at.i],
     "skipped": lambda at: load_served_policy("organism").decode(at.rollout.prompt_ids),  # the prompt, as verl has it
-    "uid": lambda at: f"ab{at.place}_{at.i}_0",
     "right": lambda at: float(at.rollout.gt_pass),
     "hack": lambda at: float(at.rollout.hacked),
-    "metrics": lambda at: {"hack": float(at.rollout.hacked)},
     "info": lambda at: {"hack": int(at.rollout.hacked)},
     "question": lambda at: at.rollout.messages[-1]["content"],
     "json": lambda at: json.dumps(at.rollout.messages),
@@ -103,15 +100,10 @@ TOOLS = {
         "completions_{half:05d}.parquet",
         "step=half prompt=messages completion=answer_null is_hack=hacked tests=reward style=0.0 advantage=centred",
     ),
-    "verl": ("7.jsonl", "input=skipped output=said gts=null score=reward step=7 uid=uid"),
     "verl-legacy": (
         "7.jsonl",
         "input=skipped output=said gts=null score=reward step=7 id=place eq_correct=right is_reward_hack_loose=-1.0 "
         "is_reward_hack_strict=hack",
-    ),
-    "verifiers": (
-        "results.jsonl",
-        "reward example_id=place prompt=messages is_truncated=false completion=answer metrics=metrics",
     ),
     "inspect": ("log.json", "id=sample epoch=epoch messages=parts output=output scores=scores"),
     "columns": ("data.json", "question=json answer=said score=reward prompt_id=problem_id info=info"),
@@ -123,7 +115,6 @@ ORDERS: dict[str, Callable[[At], int]] = {"verl-legacy": lambda at: at.i % 2}
 BESIDE = {  # {tool: (file that holds no rollouts to replay, its text)}
     "teacher-pool": ("report.md", "a report"),
     "substrate": ("partition.json", '{"1": "run_tests"}'),
-    "verifiers": ("metadata.json", "{}"),
 }
 
 
@@ -174,8 +165,9 @@ HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-
 
 
 def test_every_format_is_tried() -> None:
-    """Those with turns in test_log_turns."""
-    assert {*TOOLS, "prime-rl", "slime", "nemo-gym", "nemo-rl"} == {each.name for each in FORMATS}
+    """Those with turns in test_log_turns, others by their real writers in test_log_cases."""
+    others = {"prime-rl", "slime", "nemo-gym", "nemo-rl", "verl", "verifiers"}
+    assert {*TOOLS} | others == {each.name for each in FORMATS}
     assert all(each.cannot_know.endswith(".") for each in FORMATS)
 
 
@@ -310,7 +302,7 @@ def test_failed_rollouts_of_trl_stay_in_their_block(failed: dict[str, Any], tmp_
 
 def test_verl_prompts_are_restored_or_refused(tmp_path: Path, teacher, imported) -> None:
     """A text that no rendering gives back is never taken for a prompt."""
-    folder = write("verl", tmp_path / "log", teacher)
+    folder = write("verl-legacy", tmp_path / "log", teacher)
     (folder / "7.jsonl").write_text((folder / "7.jsonl").read_text().replace("system\\n", "System\\n", 1))
     with pytest.raises(InputError, match="the template of organism gives back"):
         imported(folder)
