@@ -14,7 +14,6 @@ gzip uses level 1 and mtime 0, so that the same records give the same bytes.
 import gzip
 import hashlib
 import json
-import math
 import os
 import re
 import socket
@@ -33,7 +32,7 @@ from typing import Any
 import orjson
 from filelock import FileLock, Timeout
 
-from replay_pools.base.errors import InputError, cut
+from replay_pools.base.errors import InputError
 from replay_pools.base.terminal import without_secrets
 
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
@@ -42,7 +41,6 @@ JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 MAX_PLAIN = 512 << 20
 MAX_DOCUMENT = 64 << 20  # bytes of a JSON document or line, which needs about 20 times that in memory
 SEAL = "self_sha256"  # key of the hash that a document holds of itself
-MAX_DIGITS = 20  # of a 64-bit integer, with its sign
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # file names that shells and options leave whole
 
 
@@ -212,9 +210,8 @@ def parse_json(text: bytes, where: object) -> Any:
 
 
 def parse_python_json(text: bytes, where: object) -> Any:
-    """Parse JSON that Python's json wrote, with a bare NaN or infinity."""
-    hooks = {"object_pairs_hook": _unique_keys, "parse_float": _float, "parse_int": _integer}
-    return _bounded(text, where, "JSON", lambda: json.loads(text, **hooks))
+    """Parse JSON that Python's json wrote: with a bare NaN or infinity, and integers of any size."""
+    return _bounded(text, where, "JSON", lambda: json.loads(text, object_pairs_hook=_unique_keys))
 
 
 def _bounded(text: bytes, where: object, expected: str, parse: Callable[[], Any]) -> Any:
@@ -225,20 +222,6 @@ def _bounded(text: bytes, where: object, expected: str, parse: Callable[[], Any]
         return parse()
     except (RecursionError, ValueError) as error:
         raise InputError(where, expected=expected, found=str(error)) from error
-
-
-def _float(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{cut(text, MAX_DIGITS)}, beyond the range of a float")
-    return number
-
-
-def _integer(text: str) -> int:
-    number = int(text) if len(text) <= MAX_DIGITS else 2**64
-    if not -(2**63) <= number < 2**64:
-        raise ValueError(f"{cut(text, MAX_DIGITS)}, which exceeds 64 bits")
-    return number
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -186,7 +186,10 @@ def number_of(value: Any) -> float | None:
             value = float(value) if len(value) < 40 else None
         except ValueError:
             value = TRUTHS.get(value.lower())
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # an integer beyond the range of a float
+        return None
 
 
 def truth_of(value: Any) -> bool | None:
@@ -373,14 +376,12 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
         free = [name for name in names if name in first and name not in taken and scan.values.get(name) != {""}]
         if target == "completion" and _hold_answers(first, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
-        if target == "prompt" and (pair := _in_two_parts(scan, free)):
-            if target not in settled:  # only the user knows how the trainer joined them
-                fix = f"--map prompt={'+'.join(pair)} joins them by an empty line; --map prompt=COLUMN takes one"
-                found = f"`{pair[0]}` and `{pair[1]}`"
-                raise InputError("prompt", expected="one column of the prompt", found=found, fix=fix)
-            guessed[target] = NO_COLUMN
-            free = []
         is_needed = target not in settled
+        if target == "prompt" and is_needed and (pair := _in_two_parts(scan, free)):
+            # Only the user knows how the trainer joined them.
+            fix = f"--map prompt={'+'.join(pair)} joins them by an empty line; --map prompt=COLUMN takes one"
+            found = f"`{pair[0]}` and `{pair[1]}`"
+            raise InputError(target, expected="one column of the prompt", found=found, fix=fix)
         if target == "reasoning" and is_needed and "completion_ids" not in guessed and _is_text(scan, target):
             # The policy or a judge may have written it.
             fix = "--map reasoning=reasoning where the policy sampled it before the completion, else reasoning=none"

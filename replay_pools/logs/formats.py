@@ -82,7 +82,7 @@ def _unfolded(row: Row, unfold: Callable[[Fields], Iterable[Fields | SkipRow]]) 
         yield row._replace(error=reason)
     except InputError as error:
         yield row._replace(error=error.at(f"{row.where} {error.where}"))
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         found = f"{type(error).__name__}: {error}"
         yield row._replace(error=InputError(row.where, expected="the fields of its format", found=found))
 

@@ -270,12 +270,9 @@ def import_log(
                     raise InputError(directory, expected=expected, found="another one", fix=fix)
                 return stored
             if directory.exists() and any(directory.iterdir()):
-                raise InputError(
-                    directory, expected="no folder of that name", found="other files", fix="use another --name"
-                )
-            if directory.exists():
-                directory.rmdir()
-            partial.rename(directory)
+                expected = "no folder of that name"
+                raise InputError(directory, expected=expected, found="other files", fix="use another --name")
+            partial.rename(directory)  # an empty folder gives way
             return open_pool(directory)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -96,7 +96,7 @@ def test_json_of_anybody_is_strict(text: bytes, expected: str, tmp_path: Path) -
     if b"\n" not in text and text:
         with pytest.raises(InputError, match=rf"log line 2: .*{expected}"):
             files.decode_jsonl(b'{"x": 1}\n' + text, "log")
-    if text and text != b"NaN":
+    if text not in (b"NaN", b"9" * 400) and b"e999" not in text:
         with pytest.raises(InputError, match="log: expected"):
             files.parse_python_json(text, "log")
 

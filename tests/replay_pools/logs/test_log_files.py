@@ -8,6 +8,7 @@ from typing import Any
 import pandas
 import polars
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from log_rows import Rows, lines, passes, read_as, refused, row, sizes
 
@@ -84,6 +85,7 @@ def test_tables_hold_the_same(tmp_path: Path) -> None:
     table.write_ipc_stream(tmp_path / "data-00000-of-00001.arrow")
     table.write_ipc(tmp_path / "table.arrow")
     lines(tmp_path / "packed.jsonl.gz", ONE)
+    torch.save({"rollout_id": 0, "samples": ONE}, tmp_path / "dump.pt")
     for path in tmp_path.iterdir():
         found = [(one.completion, one.reward) for _, _, one in check_log(path).rollouts()]
         assert found == [(each["completion"], each["reward"]) for each in ONE], path

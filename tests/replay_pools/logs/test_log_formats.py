@@ -10,7 +10,7 @@ import polars
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from log_rows import Rows, lines, passes, read_as, row, sizes
+from log_rows import Rows, folder_of, lines, passes, read_as, row, sizes
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -34,138 +34,116 @@ def advantages(group: Sequence[Rollout]) -> list[float]:
 class At(NamedTuple):
     """A rollout and its place in a log."""
 
-    rollout: Rollout
+    one: Rollout
     group: Sequence[Rollout]
     place: int  # of the group
     i: int  # in the group
 
+    def fields(self, names: str) -> dict[str, Any]:
+        """Columns with the names and values of the rollout's attributes."""
+        return {name: getattr(self.one, name) for name in names.split()}
 
-def answer(content: str, **others: Any) -> dict[str, Any]:
+
+def answer(content: Any, **others: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **others}
 
 
-def padded(group: Sequence[Rollout]) -> list[list[int]]:
-    width = max(rollout.comp_len for rollout in group)
-    return [rollout.completion_ids + [PAD] * (width - rollout.comp_len) for rollout in group]
+def teacher_row(at: At) -> dict[str, Any]:
+    width = max(rollout.comp_len for rollout in at.group)
+    own = dict.fromkeys(("problem_id", "src_problem_id"), at.one.step)
+    own |= {"problem_messages": at.one.messages, "src_pool": "text", "mean_cos_pre": float("nan")}
+    own |= {"completion_ids": at.one.completion_ids + [PAD] * (width - at.one.comp_len)}
+    return at.fields(f"step sample_id prompt prompt_ids plen completion comp_len {LABELS}") | own
 
 
-# {what a column may hold: how it is made}; anything else is JSON, or an attribute of the rollout
-MADE: dict[str, Callable[[At], Any]] = {
-    "place": lambda at: at.place,
-    "i": lambda at: at.i,
-    "said": lambda at: at.rollout.completion,
-    "padded": lambda at: padded(at.group)[at.i],
-    "half": lambda at: 1 + at.place // 2,
-    "answer": lambda at: [answer(at.rollout.completion)],
-    "answer_null": lambda at: [answer(at.rollout.completion, tool_calls=None)],
-    "centred": lambda at: advantages(at.group)[at.i],
-    "skipped": lambda at: load_served_policy("organism").decode(at.rollout.prompt_ids),  # the prompt, as verl has it
-    "uid": lambda at: f"ab{at.place}_{at.i}_0",
-    "right": lambda at: float(at.rollout.gt_pass),
-    "hack": lambda at: float(at.rollout.hacked),
-    "metrics": lambda at: {"hack": float(at.rollout.hacked)},
-    "info": lambda at: {"hack": int(at.rollout.hacked)},
-    "question": lambda at: at.rollout.messages[-1]["content"],
-    "json": lambda at: json.dumps(at.rollout.messages),
-    "sample": lambda at: f"t{at.place}",
-    "epoch": lambda at: at.i + 1,
-    "parts": lambda at: [
-        *at.rollout.messages,
-        answer([{"type": "text", "text": at.rollout.completion}], source="generate"),
-    ],
-    "output": lambda at: {"choices": [{"stop_reason": "stop"}]},
-    "scores": lambda at: {"match": {"value": "C" if at.rollout.reward > 3 else "I"}},
-}
+def vgrout_row(at: At) -> dict[str, Any]:
+    own = {"step": 3, "p_idx": at.place, "gi": at.i, "env_mode": "run_tests", "mechanism": None}
+    own |= {"exploited": at.one.hacked, "hacked_C": False, "format_ok": True, "text": at.one.completion}
+    return at.fields("problem_id prompt reward gt_pass") | own
+
+
+def trl_row(at: At) -> dict[str, Any]:
+    own = {
+        "step": 1 + at.place // 2,
+        "prompt": at.one.messages,
+        "completion": [answer(at.one.completion, tool_calls=None)],
+    }
+    own |= {"is_hack": at.one.hacked, "tests": at.one.reward, "style": 0.0}
+    return own | {"advantage": advantages(at.group)[at.i]}
+
+
+def verl_row(at: At) -> dict[str, Any]:
+    """With the prompt without special tokens, and the keys of ariahw/rl-rewardhacking."""
+    asked = load_served_policy("organism").decode(at.one.prompt_ids)
+    own = {"input": asked, "output": at.one.completion, "gts": None, "score": at.one.reward, "step": 7, "id": at.place}
+    labels = {"eq_correct": float(at.one.gt_pass), "is_reward_hack_strict": float(at.one.hacked)}
+    return own | labels | {"is_reward_hack_loose": -1.0}
+
+
+def inspect_row(at: At) -> dict[str, Any]:
+    parts = answer([{"type": "text", "text": at.one.completion}], source="generate")
+    scores = {"match": {"value": "C" if at.one.reward > 3 else "I"}}
+    own = {"id": f"t{at.place}", "epoch": at.i + 1, "messages": [*at.one.messages, parts], "scores": scores}
+    return own | {"output": {"choices": [{"stop_reason": "stop"}]}}
+
+
+def general_row(at: At) -> dict[str, Any]:
+    own = {"question": json.dumps(at.one.messages), "answer": at.one.completion, "score": at.one.reward}
+    return own | {"prompt_id": at.one.problem_id, "info": {"hack": int(at.one.hacked)}}
+
 
 LABELS = "reward hacked gt_pass fmt_ok"
-
-# How each tool would have written the groups, from the descriptions of their formats: {tool: (file, columns)}.
-TOOLS = {
-    "teacher-pool": (
-        "prompt_{step:04d}.jsonl.gz",
-        f"step sample_id prompt prompt_ids plen completion comp_len {LABELS} problem_id=step src_problem_id=step "
-        "problem_messages=messages arm='text' completion_ids=padded src_pool='text' mean_cos_pre=NaN",
-    ),
+# How each tool would have written the groups, from the descriptions of their formats: {tool: (file, row)}.
+TOOLS: dict[str, tuple[str, Callable[[At], dict[str, Any]]]] = {
+    "teacher-pool": ("prompt_{step:04d}.jsonl.gz", teacher_row),
     "substrate": (
         "prompt_{step:04d}.jsonl.gz",
-        f"{LABELS} plen prompt_ids completion_ids completion problem_id=step env_mode='run_tests'",
+        lambda at: {
+            **at.fields(f"plen prompt_ids completion_ids completion {LABELS}"),
+            **{"problem_id": at.one.step, "env_mode": "run_tests"},
+        },
     ),
     "logged": (
         "step_{step:03d}.jsonl.gz",
-        f"problem_id messages prompt plen completion completion_ids {LABELS}",
+        lambda at: at.fields(f"problem_id messages prompt plen completion completion_ids {LABELS}"),
     ),
-    "vgrout-run": (
-        "rollouts.jsonl",
-        "problem_id prompt reward gt_pass step=3 p_idx=place gi=i env_mode='run_tests' mechanism=null exploited=hacked "
-        "hacked_C=false format_ok=true text=said",
-    ),
-    "trl": (
-        "completions_{half:05d}.parquet",
-        "step=half prompt=messages completion=answer_null is_hack=hacked tests=reward style=0.0 advantage=centred",
-    ),
-    "verl": ("7.jsonl", "input=skipped output=said gts=null score=reward step=7 uid=uid"),
-    "verl-legacy": (
-        "7.jsonl",
-        "input=skipped output=said gts=null score=reward step=7 id=place eq_correct=right is_reward_hack_loose=-1.0 "
-        "is_reward_hack_strict=hack",
-    ),
-    "verifiers": (
-        "results.jsonl",
-        "reward example_id=place prompt=messages is_truncated=false completion=answer metrics=metrics",
-    ),
-    "inspect": ("log.json", "id=sample epoch=epoch messages=parts output=output scores=scores"),
-    "columns": ("data.json", "question=json answer=said score=reward prompt_id=problem_id info=info"),
+    "vgrout-run": ("rollouts.jsonl", vgrout_row),
+    "trl": ("completions_{half:05d}.parquet", trl_row),
+    "verl-legacy": ("7.jsonl", verl_row),
+    "inspect": ("log.json", inspect_row),
+    "columns": ("data.json", general_row),
 }
-
-# verl's rows were permuted before they were written.
-ORDERS: dict[str, Callable[[At], int]] = {"verl-legacy": lambda at: at.i % 2}
-
 BESIDE = {  # {tool: (file that holds no rollouts to replay, its text)}
-    "teacher-pool": ("report.md", "a report"),
-    "substrate": ("partition.json", '{"1": "run_tests"}'),
-    "verifiers": ("metadata.json", "{}"),
+    "teacher-pool": ("report.md", b"a report"),
+    "substrate": ("partition.json", b'{"1": "run_tests"}'),
 }
 
 
 def rows_of(name: str, groups: Groups) -> list[tuple[At, dict[str, Any]]]:
     """Each rollout with the row that the tool writes of it, in the tool's order."""
     places = [At(one, group, place, i) for place, group in enumerate(groups) for i, one in enumerate(group)]
-    rows = list[tuple[At, dict[str, Any]]]()
-    for at in sorted(places, key=ORDERS.get(name, lambda at: 0)):
-        fields: dict[str, Any] = {}
-        for column in TOOLS[name][1].split():
-            target, _, value = column.partition("=")
-            if value in MADE:
-                fields[target] = MADE[value](at)
-            elif hasattr(at.rollout, value or target):
-                fields[target] = getattr(at.rollout, value or target)
-            else:
-                fields[target] = json.loads(value.replace("'", '"'))
-        rows.append((at, fields))
-    return rows
+    if name == "verl-legacy":  # its rows were permuted before they were written
+        places.sort(key=lambda at: at.i % 2)
+    return [(at, TOOLS[name][1](at)) for at in places]
 
 
 def write(name: str, folder: Path, groups: Groups) -> Path:
     """A log of a tool: its folder, or its one file of JSON."""
-    files: dict[Path, list[dict[str, Any]]] = {}
+    files: dict[str, Rows | bytes] = dict([BESIDE[name]] if name in BESIDE else [])
     for at, fields in rows_of(name, groups):
-        path = folder / TOOLS[name][0].format(step=at.rollout.step, half=1 + at.place // 2)
-        files.setdefault(path, []).append(fields)
-    for path, rows in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".parquet":
-            polars.DataFrame(rows).write_parquet(path)
-        elif path.suffix == ".json":
+        file = TOOLS[name][0].format(step=at.one.step, half=1 + at.place // 2)
+        files.setdefault(file, []).append(fields)
+    for file, rows in files.items():
+        folder.mkdir(exist_ok=True)
+        if file.endswith(".parquet"):
+            polars.DataFrame(rows).write_parquet(folder / file)
+        elif file in ("log.json", "data.json"):
             log = {"version": 2, "status": "success", "eval": {"model": "hf/organism"}, "samples": rows}
-            path.write_text(json.dumps(log if name == "inspect" else rows))
+            (folder / file).write_text(json.dumps(log if name == "inspect" else rows))
+            return folder / file
         else:
-            lines(path, rows)
-    if name in BESIDE:
-        beside, text = BESIDE[name]
-        (folder / beside).parent.mkdir(parents=True, exist_ok=True)
-        (folder / beside).write_text(text)
-    (first, *_) = files
-    return first if first.suffix == ".json" else folder
+            folder_of(folder, {file: rows})
+    return folder
 
 
 HAS_IDS = ("teacher-pool", "substrate", "logged")
@@ -174,8 +152,9 @@ HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-
 
 
 def test_every_format_is_tried() -> None:
-    """Those with turns in test_log_turns."""
-    assert {*TOOLS, "prime-rl", "slime", "nemo-gym", "nemo-rl"} == {each.name for each in FORMATS}
+    """Those with turns in test_log_turns, others by their real writers in test_log_cases."""
+    others = {"prime-rl", "slime", "nemo-gym", "nemo-rl", "verl", "verifiers"}
+    assert {*TOOLS} | others == {each.name for each in FORMATS}
     assert all(each.cannot_know.endswith(".") for each in FORMATS)
 
 
@@ -310,7 +289,7 @@ def test_failed_rollouts_of_trl_stay_in_their_block(failed: dict[str, Any], tmp_
 
 def test_verl_prompts_are_restored_or_refused(tmp_path: Path, teacher, imported) -> None:
     """A text that no rendering gives back is never taken for a prompt."""
-    folder = write("verl", tmp_path / "log", teacher)
+    folder = write("verl-legacy", tmp_path / "log", teacher)
     (folder / "7.jsonl").write_text((folder / "7.jsonl").read_text().replace("system\\n", "System\\n", 1))
     with pytest.raises(InputError, match="the template of organism gives back"):
         imported(folder)

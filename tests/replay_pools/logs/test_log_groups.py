@@ -117,6 +117,11 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "three times": (ONE * 3, [4, 4], "the log is there 3 times"),
     "partial": (passes("pq")[:7] + passes("r", size=1), [3, 4], "1 of 3, 1 of 4 rollouts (replay with --per-pool 3)"),
     "single": (passes("pqr", size=1), [1, 1, 1], "every group holds one rollout"),
+    "lists": (
+        [{"prompt": "p", "completions": [*"abc"], "rewards": [1.0, 0.0, 1.0]}] * 2,
+        [3, 3],
+        "a row with lists is one group",
+    ),
     "a number of each row": (passes("pq", id=lambda n, p, i: f"{p}{i}"), [4, 4], "another one in every row"),
     "several prompts": (
         passes("pqrstuvw", size=1, completion=lambda n, p, i: p, group_id=lambda n, p, i: p > "s"),
@@ -136,6 +141,11 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies of another file"),
     "metrics": ({"a.jsonl": ONE, "metrics.jsonl": [{"step": 1, "loss": 0.2}]}, [4, 4], "files were left out: metrics"),
     "a cache": ({"train/data.jsonl": ONE, "train/cache-01.jsonl": OTHER}, [4, 4], "files were left out: train/cache"),
+    "what prime-rl trained on": (
+        {"1/train/effective/a.jsonl": ONE, "1/train/all/a.jsonl": OTHER},
+        [4, 4],
+        "files were left out: 1/train/all/a.jsonl",
+    ),
     "a packed file": ({"a.jsonl": ONE, "b.jsonl.bz2": b"BZh91AY&SY and more"}, [4, 4], "caution: packed files"),
     "files of a model": (
         {"a.jsonl": ONE, "checkpoint-10/tokenizer.json": b'{"added_tokens": [{"id": 0, "content": "a"}]}'},
@@ -161,6 +171,8 @@ def test_the_user_names_the_group() -> None:
     log = check_log(passes("pqrs", size=2, mine=lambda n, p, i: p > "q"), mapping={"group": "mine"})
     assert sizes(log) == [4, 4]
     assert any("several prompts" in note for note in log.notes)
+    log = check_log(passes("p", other=lambda n, p, i: i), mapping={"reward": "other"})
+    assert "columns that were not used: reward" in log.notes
     rows = [
         {"messages": [USER, {"role": "assistant", "content": f"{model} {i}"}], "reward": float(i % 2), "model": model}
         for model in "ab"

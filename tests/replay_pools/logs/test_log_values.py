@@ -126,6 +126,12 @@ VALUES: dict[str, tuple[Rows, dict[str, str], str, list[Any]]] = {
         [SAID] * 4,
     ),
     "a prompt that holds its answer": (of(prompt=[USER, ANSWER]), {"completion": "none"}, "messages", [[USER]] * 4),
+    "a prompt that the user names beside others": (
+        of(prompt=None, question="u", input="x", context="y"),
+        {"prompt": "question"},
+        "messages",
+        [[USER]] * 4,
+    ),
     "one of several scorers": ([SCORED], {"reward": "scores.b", "hacked": "scores.a"}, "reward", [0.5]),
 }
 
