@@ -44,26 +44,35 @@ PACKAGES = ("replay_pools", "extraction", "probe")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, common: Path) -> Path:
-    """Where the pages are tried: caches are shared, the specs are copies, and rollouts have been logged."""
+    """Where the pages are tried: caches are shared."""
     place = tmp_path_factory.mktemp("manual")
     (place / "out").mkdir()
     (place / "out" / "cache").symlink_to(common / "cache")
-    shutil.copytree(ROOT / "spec", place / "spec", ignore=shutil.ignore_patterns("__pycache__"))
+    return place
+
+
+@pytest.fixture(scope="module")
+def begun(folder: Path) -> None:
+    """What pages of the guide begin with: copies of the specs, logged rollouts, a replay, a direction."""
+    shutil.copytree(ROOT / "spec", folder / "spec", ignore=shutil.ignore_patterns("__pycache__"))
     snippet = re.search(r"```python\n(.*?)```", (GUIDE / "logs.md").read_text(), re.S)
     assert snippet is not None
-    code = snippet[1].replace('Path("out/rollouts.jsonl")', f"Path({str(place / 'out' / 'rollouts.jsonl')!r})")
+    code = snippet[1].replace('Path("out/rollouts.jsonl")', f"Path({str(folder / 'out' / 'rollouts.jsonl')!r})")
     exec(compile(code, "logs.md", "exec"), {})
     for command in ("replay --arm vanilla,projected,random --steps 4 --name first", "extract --name v_hack"):
-        assert run(cli, [*command.split(), "--out", str(place / "out")]) == 0
-    return place
+        assert run(cli, [*command.split(), "--out", str(folder / "out")]) == 0
 
 
 @pytest.mark.filterwarnings("ignore")  # snippets call trl and peft, which warn of transformers' renamed settings
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow) for page in PAGES]
 )
-def test_every_command_and_snippet_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_and_snippet_runs(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """From top to bottom; the python blocks of a page share one namespace. Slow, but for the README."""
+    if page != "README.md":
+        request.getfixturevalue("begun")
     monkeypatch.chdir(folder)
     blocks, names = BLOCK.findall((ROOT / page).read_text()), {}
     assert len(blocks) >= PAGES[page]

@@ -238,6 +238,14 @@ def command(*words: object) -> str:
     return f"probe {shlex.join(map(str, words))}{elsewhere(click.get_current_context().params['out'])}"
 
 
+def plain(value: Any, missing: str = "-") -> str:
+    """Return a value as a reader says it: yes or no, names with commas, `missing` for None or no names."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else "" if value is None else str(value)
+    return text or missing
+
+
 def answer(blocks: Text, as_json: bool) -> int:
     """Print what a verb yields, or with `as_json` the object that it returns; return the exit code."""
     while True:

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from probe.cli._frame import AnyFunction, Text, answer, completing, json_option, out_option, say
+from probe.cli._frame import AnyFunction, Text, answer, completing, json_option, out_option, plain, say
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names, setting_text
@@ -178,7 +178,7 @@ def _option(verb: Verb, usual: Mapping[str, Any], key: str, flag: str) -> Callab
     if NoneType in get_args(hint):
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
     meaning = entry.description or key
-    text = f"{meaning}{'' if meaning.endswith('.') else '.'} Default: {_default_text(usual.get(key))}."
+    text = f"{meaning}{'' if meaning.endswith('.') else '.'} Default: {plain(usual.get(key), 'none')}."
     kind: dict[str, Any] = {"type": hint if hint in (int, float) else str}
     if hint is bool:
         flag, kind = f"{flag}/--no-{flag.lstrip('-')}", {"default": None}
@@ -201,14 +201,6 @@ def _conditions(
     _ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[dict[str, Any], ...] | None:
     return tuple(asdict(LossCondition.parse(text)) for text in texts) or None
-
-
-def _default_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "none"
-    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _stored(verb: Verb, path: Path) -> Mapping[str, Any]:

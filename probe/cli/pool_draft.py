@@ -75,9 +75,14 @@ def _of_pool(pool: Pool) -> "Iterator[Answer]":
     from extraction.draft import Answer
 
     for rollout in (rollout for group in pool.steps for rollout in group):
-        labels = {"hacked": rollout.hacked, "gt_pass": rollout.gt_pass}
-        prompt = {"problem_id": rollout.problem_id, "messages": rollout.messages}
-        yield Answer(**prompt, text=rollout.written, **labels, turns=_turns(rollout))
+        yield Answer(
+            problem_id=rollout.problem_id,
+            messages=rollout.messages,
+            text=rollout.written,
+            hacked=rollout.hacked,
+            gt_pass=rollout.gt_pass,
+            turns=_turns(rollout),
+        )
 
 
 def _turns(rollout: Rollout) -> "Turns | None":
@@ -113,6 +118,10 @@ def _of_log(log: "CheckedLog") -> "Iterator[Answer]":
             fix = "import it (probe pool import), and draft from the pool"
             expected = "prompts as texts or messages, and the texts of completions"
             raise InputError(row.where, expected=expected, found="ids or rendered prompts", fix=fix)
-        labels = {"hacked": row.hacked, "gt_pass": row.gt_pass}
-        prompt = {"problem_id": log.problem_ids[place], "messages": plain_chat(row.messages)}
-        yield Answer(**prompt, text=row.completion, **labels)
+        yield Answer(
+            problem_id=log.problem_ids[place],
+            messages=plain_chat(row.messages),
+            text=row.completion,
+            hacked=row.hacked,
+            gt_pass=row.gt_pass,
+        )

@@ -9,7 +9,7 @@ import click
 
 from extraction.files import direction_names, resolve_directions
 from probe.analysis.formatting import shown
-from probe.cli._frame import Table, Text, command, completing, known
+from probe.cli._frame import Table, Text, command, completing, known, plain
 from probe.cli._settings import verb
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, read_run
 from replay_pools.base.errors import InputError, unknown_name
@@ -46,13 +46,14 @@ def list_pools(out: Path) -> Iterator[dict[str, Any]]:
     for path in [*made, *(path for path in _folders(BUILTIN) if path.name not in {each.name for each in made})]:
         is_finished = (path / MANIFEST_NAME).is_file()
         header = _table(path / (MANIFEST_NAME if is_finished else HEADER_NAME))
+        mode, hint = header.get("plan.mode"), header.get("plan.hint")  # may be lists in logs of another program
         yield {
             "name": path.name,
             "groups": header.get("counts.steps", len(step_files(path))),
             "rollouts": header.get("counts.rollouts"),
             "policy": " + ".join(filter(None, map(header.get, ("policy.base_model", "policy.adapter")))) or None,
-            "mode": header.get("plan.mode"),
-            "hint": header.get("plan.hint"),
+            "mode": mode if isinstance(mode, str) else None,
+            "hint": hint if isinstance(hint, bool) else None,
             "place": "built in" if path.parent == BUILTIN else str(path),
             "state": _state(is_finished),
         }
@@ -96,12 +97,6 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 def _state(is_finished: bool) -> str:
     return "finished" if is_finished else "unfinished"
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ",".join(map(str, value)) if isinstance(value, list) else shown(value)
 
 
 # To add a kind, add its function here, which yields rows {column: value} with the same columns. Files are read without
@@ -161,7 +156,7 @@ def _list_stored(out: Path, kinds: Sequence[str] | Mapping[str, Any]) -> Text:
     tables = {kind: [*KINDS[kind](out)] for kind in kinds}
     for kind, rows in tables.items():
         if rows:
-            yield Table((kind, *list(rows[0])[1:]), [[*map(_cell, row.values())] for row in rows])
+            yield Table((kind, *list(rows[0])[1:]), [[*map(plain, row.values())] for row in rows])
             yield ""
     if missing := [kind for kind, rows in tables.items() if not rows]:
         yield f"none in {out}: {', '.join(missing)}"

@@ -58,6 +58,12 @@ def stored(out: Path, name: str, file: str) -> Any:
     return [json.loads(line) for line in text.splitlines()] if file.endswith(".jsonl") else json.loads(text)
 
 
+def estimates(out: Path, name: str, family: str) -> dict[str, Any]:
+    """{name: estimate} of one family."""
+    rows = stored(out, name, "estimates.json")["estimates"]
+    return {row["name"]: row for row in rows if row["family"] == family}
+
+
 def test_a_log_with_labels_and_pairs(
     detect, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: str
 ) -> None:
@@ -87,12 +93,8 @@ def test_a_log_with_labels_and_pairs(
     for row in rows:
         group, _, sample = row["id"].partition("/")
         assert row["source"].endswith(f" line {8 * int(group) + int(sample) + 1}")
-    by_place = {row["id"]: row["column:judge.score"] for row in rows}
-    assert all(
-        value == pytest.approx((8 * int(i.split("/")[0]) + int(i.split("/")[1])) / 10) for i, value in by_place.items()
-    )
-    auroc = {row["name"]: row for row in found["estimates"] if row["family"] == "auroc"}
-    assert auroc["length"]["parts"]["n_hacked"] == sum(row["hacked"] for row in rows)
+        assert row["column:judge.score"] == pytest.approx((8 * int(group) + int(sample)) / 10)
+    assert estimates(out, "labelled", "auroc")["length"]["parts"]["n_hacked"] == sum(row["hacked"] for row in rows)
     monkeypatch.setattr(measuring, "measure", None)
     as_json, _ = detect(*command, "--json")
     assert json.loads(as_json)["rollouts"] == rows
@@ -100,20 +102,17 @@ def test_a_log_with_labels_and_pairs(
     assert "another --name" in error
 
 
-def test_without_pairs_labels_and_gradients(detect, log: list[str], out: Path) -> None:
+def test_without_pairs_and_labels(detect, log: list[str], out: Path, small: str) -> None:
     text, _ = detect(*log, "--no-gradients", "--name", "bare", "--detectors", "logratio,nll,length,words,activation")
     assert "No labels" in text
     assert "Without pairs" in text
     assert "not measured: activation: needs pairs" in text
     found = stored(out, "bare", "estimates.json")
     assert found["lead"] == "nll"
-    agreement = {row["name"]: row for row in found["estimates"] if row["family"] == "agreement"}
+    agreement = estimates(out, "bare", "agreement")
     assert agreement["length"]["value"] is not None
     assert agreement["words"]["why"].startswith("needs labels")
     assert found["why"]["logratio"].startswith("needs the weights before")
-
-
-def test_a_fingerprint_needs_no_pairs(detect, log: list[str], out: Path, small: str) -> None:
     detect(*log, "--detectors", "fingerprint", "--basis", "lora", "--reference", small, "--name", "prints")
     found = stored(out, "prints", "estimates.json")
     assert (found["lead"], found["estimates"]) == ("fingerprint", [])
@@ -132,10 +131,7 @@ def test_answers_from_a_file_become_precision_and_rates(detect, log: list[str], 
     path = write(out / "detect" / "audit" / "drawn.jsonl", answered)
     text, _ = detect(*command, "--name", "audit", "--labels", path)
     assert "rate of hacks" in text
-    audit = {
-        row["name"]: row for row in stored(out, "audit", "estimates.json")["estimates"] if row["family"] == "audit"
-    }
-    rate = audit["rate of hacks"]
+    rate = estimates(out, "audit", "audit")["rate of hacks"]
     assert rate["interval"]["low"] < rate["value"] < rate["interval"]["high"]
     assert rate["parts"]["n_labelled"] == 9
     detect(*command, "--name", "audit")
@@ -184,7 +180,7 @@ def test_labels_of_a_file_replace_the_pools(detect, log: list[str], out: Path, t
     path = tmp_path / "labels.csv"
     path.write_text("id,label\n" + "".join(f"{i // 8}/{i % 8},{'hack' if i % 8 < 4 else 'no'}\n" for i in range(16)))
     detect(*log, "--no-gradients", "--detectors", "length", "--labels", path, "--name", "given")
-    (row,) = [row for row in stored(out, "given", "estimates.json")["estimates"] if row["family"] == "auroc"]
+    (row,) = estimates(out, "given", "auroc").values()
     assert row["n"] == 2
     assert row["parts"]["n_hacked"] + row["parts"]["n_clean"] <= 16
     path.write_text("id,label\n" + "".join(f"{i // 8}/{i % 8},0\n" for i in range(8 * GROUPS)))
@@ -212,15 +208,8 @@ def test_what_cannot_be_detected_is_refused_at_once(probe, log: list[str], small
 
 
 def test_the_facade_returns_rows(small: str, out: Path) -> None:
-    found = package.detect(
-        logged(),
-        few_pairs(),
-        small,
-        gradients=False,
-        out=out,
-        settings={"intervention.extraction.k": 2},
-        say=lambda _: None,
-    )
+    options = {"gradients": False, "settings": {"intervention.extraction.k": 2}}
+    found = package.detect(logged(), few_pairs(), small, out=out, say=lambda _: None, **options)
     assert found.lead == "activation"
     rows = [*found]
     assert len(rows) == len(found)
@@ -236,7 +225,7 @@ def test_the_bundled_pool_that_does_both(probe, out: Path) -> None:
     """AUROC of detectors at the weights that sampled: what was measured once on rollouts of this policy."""
     text, _ = probe("detect", "mixed", "--pairs", "builtin:run_tests", "--name", "mixed")
     assert not text.startswith("caution")
-    rows = {row["name"]: row for row in stored(out, "mixed", "estimates.json")["estimates"] if row["family"] == "auroc"}
+    rows = estimates(out, "mixed", "auroc")
     expected = {"similarity": 0.98, "cosine": 0.96, "cosine-unit": 0.95, "logratio": 0.97, "nll": 0.75, "length": 0.30}
     for name, value in (expected | {"words": 0.97, "fingerprint": 0.91}).items():
         assert rows[name]["interval"]["low"] <= value <= rows[name]["interval"]["high"], name
