@@ -34,7 +34,7 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
       probe screen out/runs/demo --lookahead 20
     """
     from probe.analysis.analyze import Analysis  # imports scipy, so only on demand
-    from probe.analysis.screen import hidden_rewards
+    from probe.analysis.screen import PARTS, hidden_rewards
     from probe.analysis.screen import screen as screened
     from probe.experiments.candidates import read_candidates
     from probe.settings.remedy import CANDIDATES
@@ -50,22 +50,27 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
     forecasts = hidden_rewards(stored.samples)
     if as_json:
         pools = [asdict(row) for row in forecasts]
-        echo_json({"steps": lookahead, "remedies": [asdict(row) for row in rows], "pools": pools})
+        plain = [asdict(row) for row in rows]
+        said = [
+            {"remedy": row["name"], "hack_gain_avoided": row["value"], "interval": row["interval"], "why": row["why"]}
+            | row["parts"]
+            for row in plain
+        ]
+        echo_json({"steps": lookahead, "remedies": said, "pools": pools})
         return
     of_pools = zip(forecasts[::2], forecasts[1::2], strict=True)
     cells = [(str(rate.arm), f"{rate}", variance.why or f"{variance}", str(rate.n)) for rate, variance in of_pools]
     echo_table(("pool", "rewarded hacks [95%]", "their variance within a prompt", "prompts"), cells)
-    ranked = [row for row in rows if row.hack_gain_avoided is not None]
+    ranked = [row for row in rows if row.value is not None]
     cells = []
     for row in ranked:
-        ends = "" if row.interval is None else f" {row.interval:.0%}"
-        shares = ("-" if one is None else f"{one:.0%}" for one in (row.honest_gain_kept, row.norm_removed))
-        cost = "-" if row.cost is None else f"{row.cost:.1f}"
-        cells.append((row.remedy, f"{row.hack_gain_avoided:.0%}{ends}", *shares, cost))
+        shares = ("-" if row.parts[name] is None else f"{row.parts[name]:.0%}" for name in PARTS[:2])
+        cost = "-" if row.parts["cost"] is None else f"{row.parts['cost']:.1f}"
+        cells.append((row.name, f"{row:.0%}", *shares, cost))
     if cells:
         how = "first order [95%]" if lookahead is None else f"after {lookahead} steps"
         echo_table(("remedy", f"hack gain avoided, {how}", "honest gain kept", "norm removed", "cost"), cells)
-    if any((row.hack_gain_avoided or 0.0) > 1 for row in ranked):
+    if any((row.value or 0.0) > 1 for row in ranked):
         echo("above 100%: hacks become less likely than before the steps")
     for why in dict.fromkeys(row.why for row in rows if row.why):
-        echo(f"not ranked: {', '.join(row.remedy for row in rows if row.why == why)}: {why}")
+        echo(f"not ranked: {', '.join(row.name for row in rows if row.why == why)}: {why}")

@@ -18,7 +18,7 @@ from worlds import World, make_run
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import WIDTH
-from probe.analysis.pull import needed
+from probe.analysis.pull import prompts_needed
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import N2
 from probe.analysis.statistics.thresholds import MATERIAL
@@ -223,23 +223,18 @@ def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
 
 
 def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -> None:
-    """Noisier prompts need more of them, closer values too; a level that pairs alone leave open needs more pairs."""
+    """Noisier prompts need more of them, closer values too; what pairs alone leave open is decided by no number."""
     directory = make_run(tmp_path / "runs" / "run", FEW, SEEDS["likely"])
     share = analyze(read_run(directory)).get("shares", "pull")
-    now = needed(share, MATERIAL, MATERIAL)
-    assert now is not None
-    assert now.pairs == 1
-    assert share.n < now.prompts
-    parts = share.parts
+    now, parts = prompts_needed(share, MATERIAL, MATERIAL), share.parts
+    assert share.n < now
 
-    def changed(**changes: float):
-        return needed(replace(share, value=None, parts={**parts, **changes}), MATERIAL, MATERIAL)
+    def changed(**changes: float) -> int | None:
+        return prompts_needed(replace(share, value=None, parts={**parts, **changes}), MATERIAL, MATERIAL)
 
-    noisy = changed(sd_prompts=2 * parts["sd_prompts"])
-    assert 3 * now.prompts < noisy.prompts < 5 * now.prompts
-    assert changed(measured=(parts["measured"] + MATERIAL * parts["ceiling"]) / 2).prompts > now.prompts
-    assert changed(sd_pairs=2 * parts["measured"]) is None
-    assert changed(sd_pairs=0.3 * parts["measured"]).pairs > 1
+    assert 3 * now < changed(sd_prompts=2 * parts["sd_prompts"]) < 5 * now
+    assert changed(measured=(parts["measured"] + MATERIAL * parts["ceiling"]) / 2) > now
+    assert changed(sd_pairs=0.3 * parts["measured"]) is None
 
 
 MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}
