@@ -112,12 +112,12 @@ def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
     from probe.report.build import write_report
 
     contents = report_of_runs([directory], name, ANALYSIS, report_command((directory,), name, out, ANALYSIS))
-    written = write_report(contents, out)
+    page, *_ = write_report(contents, out)
     (analysis,) = contents.analyses
     if as_json:
-        echo_json({"run": str(directory), "html": str(written.html), **analysis.to_json()})
+        echo_json({"run": str(directory), "html": str(page), **analysis.to_json()})
         return
     echo(format_verdict(analysis).rstrip())
-    echo(f"page {written.html}; more: probe analyze {name} --full{elsewhere(out)}")
+    echo(f"page {page}; more: probe analyze {name} --full{elsewhere(out)}")
     extract = direction(analysis.given, "svd")  # the basis of USUAL_ARMS
     echo(f"the direction for your trainer (probe.attach): {extract}{elsewhere(out)}")

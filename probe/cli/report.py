@@ -76,11 +76,11 @@ def report(
         contents = _of_spec(spec_file, name, out, settings, command)
     else:
         contents = report_of_runs([resolve_run(run, out) for run in runs], name, settings, command)
-    written = write_report(contents, out, figures)
+    page, drawings, written = write_report(contents, out, figures)
     verdicts = {label_of(analysis): analysis.verdict.word for analysis in contents.analyses}
     if as_json:
-        files = {name: [*map(str, getattr(written, name))] for name in ("figures", "tables")}
-        echo_json({"html": str(written.html), **files, "verdicts": verdicts})
+        files = {"figures": [*map(str, drawings)], "tables": [*map(str, written)]}
+        echo_json({"html": str(page), **files, "verdicts": verdicts})
         return
     if len(contents.analyses) == 1:
         from probe.analysis.text_report import format_verdict
@@ -89,10 +89,10 @@ def report(
     else:
         for label, word in verdicts.items():
             echo(f"{label}: {word}")
-    size = written.html.stat().st_size / 1024
-    parts = f"{len(written.figures)} figures, tables in {written.tables[0].parent}"
+    size = page.stat().st_size / 1024
+    parts = f"{len(drawings)} figures, tables in {written[0].parent}"
     given = f"{shlex.join(map(str, runs))}{elsewhere(out)}"
-    echo(f"report {written.html} ({size:.0f} KiB); {parts}; in words: probe analyze {given}")
+    echo(f"report {page} ({size:.0f} KiB); {parts}; in words: probe analyze {given}")
 
 
 def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> None:
