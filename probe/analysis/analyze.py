@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from extraction.words import Adapted, Basis
-from probe.analysis.cosines import (
-    Cell,
-    advantage_cells,
-    buckets,
-    num_problems,
-)
+from probe.analysis.cosines import cells, num_problems
 from probe.analysis.estimate import Estimate
 from probe.analysis.families import FAMILIES
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.training_runs import TrainingOutcome, is_training, starts, training_outcome, trains
+from probe.analysis.verdict.decision import decide, questions
+from probe.analysis.verdict.next_step import next_step
 from probe.analysis.verdict.pools import PoolFacts, pool_facts
+from probe.analysis.verdict.validity import validity
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run, read_run
@@ -40,7 +38,7 @@ ANY = "*"  # arm
 AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # each argues against a training
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
-    *("verdict", "validity", "adapted", "cells", "buckets", "outcome"),
+    *("verdict", "validity", "adapted", "cells", "outcome"),
 )
 
 
@@ -205,14 +203,9 @@ class Analysis:
         return None if self.linked is None or self.linked.error > REPRODUCED else self.linked
 
     @cached_property
-    def buckets(self) -> list[Cell]:
-        """The measured arm's samples by source and label."""
-        return buckets(self.sure)
-
-    @cached_property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[dict[str, Any]]:
         """The measured arm's samples by source, label, hint, correctness and sign of the advantage."""
-        return advantage_cells(self.sure)
+        return cells(self.sure)
 
     @property
     def projection(self) -> tuple[Side, float]:
@@ -223,23 +216,16 @@ class Analysis:
     @cached_property
     def questions(self) -> list[Finding]:
         """The findings behind the verdict."""
-        from probe.analysis.verdict.decision import questions
-
         return questions(self)
 
     @cached_property
     def validity(self) -> list[Finding]:
         """The findings on whether the measurement can be trusted, one per part."""
-        from probe.analysis.verdict.validity import validity
-
         return validity(self)
 
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict of the measured arm's basis."""
-        from probe.analysis.verdict.decision import decide
-        from probe.analysis.verdict.next_step import next_step
-
         verdict = decide(self, self.questions, self.validity)
         return replace(verdict, next=next_step(verdict.word, self, self.questions, self.validity))
 

@@ -14,7 +14,9 @@ rewards cannot separate them.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +29,6 @@ from probe.records.records import SampleRecord, StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
 
 WORDS, LOG_RATIO = "words", "logratio"  # detectors that `probe.analysis.rivals` adds from the pools
-Labels = tuple[str, bool | None, bool | None, bool | None, int | None]  # the label fields of Cell, in order
-
-
 TRAINS = "the run trains: its steps are autocorrelated, the run is the unit"
 HAAR = "Haar"  # appears in the names of estimates
 HACK_DIFFERENCE, PURE_HACK = "hack_difference", "pure_hack_difference"
@@ -91,66 +90,42 @@ SCORES: Mapping[str, Callable[[SampleRecord], float | None]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """The samples that share source, hint, hacked, gt_pass and sign of A; in a bucket, source and hacked only.
+# {label that defines a cell: its value for a sample}
+LABELS: Mapping[str, Callable[[SampleRecord], Any]] = {
+    "src_pool": lambda sample: sample.src_pool,
+    "hint": lambda sample: sample.hint,
+    "hacked": lambda sample: sample.hacked,
+    "gt_pass": lambda sample: sample.gt_pass,  # None if the log does not record it
+    "advantage_sign": lambda sample: (sample.advantage > 0) - (sample.advantage < 0),
+}
 
-    Means are None when no sample has the cosine.
+
+def cells(samples: Iterable[SampleRecord], labels: Sequence[str] = tuple(LABELS)) -> list[dict[str, Any]]:
+    """Return one row per combination of labels that one arm's samples have, sorted by these.
+
+    `num_null` counts samples without cos_S_contrib; `mean_cos_contrib` and `mean_cos_nll` are None if no sample has the
+    cosine; `dot`, the sum of cos_S_contrib * grad_norm_contrib, is the additive share of the gradient's dot product.
     """
-
-    src_pool: str
-    hint: bool | None  # None: a bucket, which pools both (same for the fields below)
-    hacked: bool | None
-    gt_pass: bool | None  # None also if the log does not record it
-    advantage_sign: int | None  # -1, 0, 1
-    n: int
-    num_null: int  # samples without cos_S_contrib
-    num_prompts: int
-    mean_advantage: float
-    mean_cos_contrib: float | None
-    mean_cos_nll: float | None
-    dot: float  # sum of cos_S_contrib * grad_norm_contrib: the cell's additive share of the gradient's dot with v_hack
-
-
-def advantage_cells(samples: Iterable[SampleRecord]) -> list[Cell]:
-    """Return the non-empty cells of one arm's samples, sorted by (src_pool, hint, hacked, gt_pass, sign of A)."""
-
-    def labels(sample: SampleRecord) -> Labels:
-        sign = (sample.advantage > 0) - (sample.advantage < 0)
-        return sample.src_pool, sample.hint, sample.hacked, sample.gt_pass, sign
-
-    return _cells(samples, labels)
-
-
-def buckets(samples: Iterable[SampleRecord]) -> list[Cell]:
-    """Return the non-empty cells by (src_pool, hacked) alone."""
-    return _cells(samples, lambda sample: (sample.src_pool, None, sample.hacked, None, None))
-
-
-def _cells(samples: Iterable[SampleRecord], labels: Callable[[SampleRecord], Labels]) -> list[Cell]:
-    groups: dict[Labels, list[SampleRecord]] = {}
+    groups: dict[tuple[Any, ...], list[SampleRecord]] = {}
     for sample in samples:
-        groups.setdefault(labels(sample), []).append(sample)
-    cells = []
+        groups.setdefault(tuple(LABELS[label](sample) for label in labels), []).append(sample)
+    rows = []
     # Sort labels by name: None (not recorded) cannot be compared with False.
-    for (src_pool, hint, hacked, gt_pass, sign), group in sorted(groups.items(), key=lambda row: [*map(str, row[0])]):
+    for values, group in sorted(groups.items(), key=lambda row: [*map(str, row[0])]):
         cosines = present(sample.cos_S_contrib for sample in group)
-        cell = Cell(
-            src_pool=src_pool,
-            hint=hint,
-            hacked=hacked,
-            gt_pass=gt_pass,
-            advantage_sign=sign,
-            n=len(group),
-            num_null=len(group) - len(cosines),
-            num_prompts=len({sample.problem_id for sample in group}),
-            mean_advantage=float(np.mean([sample.advantage for sample in group])),
-            mean_cos_contrib=mean_or_none(cosines),
-            mean_cos_nll=mean_or_none(present(sample.cos_S_nll for sample in group)),
-            dot=sum((sample.cos_S_contrib or 0.0) * sample.grad_norm_contrib for sample in group),
+        rows.append(
+            {
+                **dict(zip(labels, values, strict=True)),
+                "n": len(group),
+                "num_null": len(group) - len(cosines),
+                "num_prompts": len({sample.problem_id for sample in group}),
+                "mean_advantage": float(np.mean([sample.advantage for sample in group])),
+                "mean_cos_contrib": mean_or_none(cosines),
+                "mean_cos_nll": mean_or_none(present(sample.cos_S_nll for sample in group)),
+                "dot": sum((sample.cos_S_contrib or 0.0) * sample.grad_norm_contrib for sample in group),
+            }
         )
-        cells.append(cell)
-    return cells
+    return rows
 
 
 def contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
@@ -164,24 +139,32 @@ def contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False,
         trains: True if the weights moved. The run is then the unit: no interval and no p.
         seed: seed of the sampled sign flips.
     """
-    kept, values, sides = _sides(samples)
-    differences = within_prompt_differences(values, sides, [sample.problem_id for sample in kept])
-    by_prompt = {str(prompt): value for prompt, value in differences.items()}
-    found = mean_of(HACK_DIFFERENCE, by_prompt, "prompt", arm=arm)
-    if found.value is None:
-        count = f"{sum(sides)} hacked, {len(sides) - sum(sides)} clean samples with A > 0"
-        return replace(found, why=f"no prompt holds both a hacked and a clean sample with A > 0 ({count})")
-    if trains:
-        return replace(found, interval=None, why=TRAINS)
-    rivals = _confounds(kept, sides)
-    why = f"cannot be told from {', '.join(rivals)}" if rivals else found.why
-    return replace(found, p=sign_flip_test([*by_prompt.values()], seed=seed), why=why)
-
-
-def _sides(samples: Iterable[SampleRecord]) -> tuple[list[SampleRecord], list[float], list[bool]]:
-    """Return (rewarded samples with a cosine, their cosines, True for each hack)."""
     kept = [sample for sample in samples if sample.advantage > 0 and sample.cos_S_contrib is not None]
-    return kept, present(sample.cos_S_contrib for sample in kept), [bool(sample.hacked) for sample in kept]
+    values, sides = present(sample.cos_S_contrib for sample in kept), [bool(sample.hacked) for sample in kept]
+    count = f"{sum(sides)} hacked, {len(sides) - sum(sides)} clean samples with A > 0"
+    missing = f"no prompt holds both a hacked and a clean sample with A > 0 ({count})"
+    found = _difference(HACK_DIFFERENCE, kept, values, sides, arm, missing, trains=trains, seed=seed)
+    rivals = [] if found.p is None else _confounds(kept, sides)
+    return replace(found, why=f"cannot be told from {', '.join(rivals)}") if rivals else found
+
+
+def _difference(
+    name: str,
+    samples: Sequence[SampleRecord],
+    values: Sequence[float],
+    sides: Sequence[bool],
+    arm: str,
+    missing: str,
+    *,
+    trains: bool,
+    seed: int,
+) -> Estimate:
+    """Return the mean within-prompt difference of one side minus the other, with the p of sign flips."""
+    differences = within_prompt_differences(values, sides, [sample.problem_id for sample in samples])
+    found = mean_of(name, {str(prompt): value for prompt, value in differences.items()}, "prompt", arm=arm)
+    if trains or found.value is None:
+        return replace(found, interval=None, why=missing if found.value is None else TRAINS)
+    return replace(found, p=sign_flip_test([*found.parts.values()], seed=seed))
 
 
 def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
@@ -192,23 +175,17 @@ def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: boo
     """
     kept = [one for one in samples if one.hacked and one.gt_pass is not None and one.cos_S_nll is not None]
     values, sides = present(one.cos_S_nll for one in kept), [not one.gt_pass for one in kept]
-    differences = within_prompt_differences(values, sides, [one.problem_id for one in kept])
-    found = mean_of(PURE_HACK, {str(prompt): value for prompt, value in differences.items()}, "prompt", arm=arm)
-    if trains or found.value is None:
-        return replace(found, interval=None, why=TRAINS if trains else "no prompt holds a wrong and a right hack")
-    return replace(found, p=sign_flip_test([*found.parts.values()], seed=seed))
+    missing = "no prompt holds a wrong and a right hack"
+    return _difference(PURE_HACK, kept, values, sides, arm, missing, trains=trains, seed=seed)
 
 
 def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool]) -> list[str]:
     """Return the fields that differ between the sides in every sample."""
-    confounds = []
-    for name in ("src_pool", "hint", "gt_pass"):
-        values: dict[bool, set] = {True: set(), False: set()}
-        for sample, side in zip(samples, sides, strict=True):
-            values[side].add(getattr(sample, name))
-        if values[True].isdisjoint(values[False]):
-            confounds.append(name)
-    return confounds
+    hacks, others = (
+        [sample for sample, is_hack in zip(samples, sides, strict=True) if is_hack == side] for side in (True, False)
+    )
+    names = ("src_pool", "hint", "gt_pass")
+    return [name for name in names if not {*map(attrgetter(name), hacks)} & {*map(attrgetter(name), others)}]
 
 
 def present(values: Iterable[float | None]) -> list[float]:

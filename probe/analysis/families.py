@@ -4,7 +4,7 @@ To add an estimator, write a function that returns `Estimate`s in a file, and ad
 JSON then show it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,37 +34,22 @@ from probe.analysis.statistics.overlap import TOGETHER
 from probe.analysis.statistics.permutation import CENTRES, N2, module_cosines, permutation_nulls
 from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.transfer import transfer
-from probe.records.records import SampleRecord
 
 if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
 
 LEAD = "v_hack - best score"
+Make = Callable[["Analysis"], Iterable[Estimate]]
 
 
-def _measured(analysis: "Analysis") -> tuple[Linked, str] | None:
-    """Return inner products and the arm along v_hack; None without them."""
-    linked, arm = analysis.reproduced, analysis.measured_arm
-    return None if linked is None or arm is None else (linked, arm)
+def _measured(make: Callable[[Linked, str, "Analysis"], Iterable[Estimate]]) -> Make:
+    """Return a generator from (inner products, arm along v_hack, analysis); without either there are no estimates."""
 
+    def of(analysis: "Analysis") -> Iterable[Estimate]:
+        linked, arm = analysis.reproduced, analysis.measured_arm
+        return [] if linked is None or arm is None else make(linked, arm, analysis)
 
-def _shares(analysis: "Analysis") -> list[Estimate]:
-    found = _measured(analysis)
-    return [] if found is None else shares(*found, seed=analysis.seed)
-
-
-def _overlap(analysis: "Analysis") -> list[Estimate]:
-    return [] if analysis.reproduced is None or not analysis.of("shares") else overlap_of(analysis.reproduced)
-
-
-def _ceilings(analysis: "Analysis") -> Sequence[Estimate]:
-    return () if analysis.reproduced is None else ceilings(analysis.reproduced.pairs, analysis.seed)
-
-
-def _forecast(analysis: "Analysis") -> list[Estimate]:
-    side, overshoot = analysis.projection
-    linked = analysis.reproduced
-    return [] if linked is None else forecast(linked, side=side, overshoot=overshoot, seed=analysis.seed)
+    return of
 
 
 def _areas(analysis: "Analysis") -> list[Estimate]:
@@ -87,45 +72,24 @@ def _lead(analysis: "Analysis") -> list[Estimate]:
     return [replace(lead, interval=interval if known else None, parts={"rival": rival.name})]
 
 
-def _fields(analysis: "Analysis") -> list[Estimate]:
-    arm = analysis.measured_arm
-    return [] if arm is None else fields_of(analysis.steps, arm, trains=analysis.trains)
-
-
-def _sure(analysis: "Analysis", arm: str) -> list[SampleRecord]:
-    return [sample for sample in analysis.records.samples if sample.arm == arm and sample.sure]
-
-
 def _contrasts(analysis: "Analysis") -> Iterator[Estimate]:
+    how = {"trains": analysis.trains, "seed": analysis.seed}
     for arm in analysis.arms:
-        yield contrast(_sure(analysis, arm), arm, trains=analysis.trains, seed=analysis.seed)
+        yield contrast([one for one in analysis.records.samples if one.arm == arm and one.sure], arm, **how)
     if (arm := analysis.measured_arm) is not None:
-        yield pure_hack_contrast(analysis.sure, arm, trains=analysis.trains, seed=analysis.seed)
+        yield pure_hack_contrast(analysis.sure, arm, **how)
 
 
-def _nulls(analysis: "Analysis") -> Iterator[Estimate]:
-    for arm in analysis.arms:
-        if (row := haar_cosine(analysis.steps, arm)) is not None:
-            yield row
-    if (found := _measured(analysis)) is not None:
-        yield from permutation_nulls(*found, seed=analysis.seed)
+def _nulls(analysis: "Analysis") -> list[Estimate]:
+    rows = [haar_cosine(analysis.steps, arm) for arm in analysis.arms]
+    permuted = _measured(lambda linked, arm, analysis: permutation_nulls(linked, arm, seed=analysis.seed))
+    return [*(row for row in rows if row is not None), *permuted(analysis)]
 
 
-def _modules(analysis: "Analysis") -> list[Estimate]:
-    found = _measured(analysis)
-    return [] if found is None else module_cosines(*found, seed=analysis.seed)
-
-
-def _pair_sign(analysis: "Analysis") -> list[Estimate]:
-    found = None if analysis.reproduced is None else sign_transfer(analysis.reproduced.pairs)
-    return [] if found is None else [found]
-
-
-def _own(analysis: "Analysis") -> list[Estimate]:
-    found, run = _measured(analysis), analysis.records
+def _own(linked: Linked, arm: str, analysis: "Analysis") -> list[Estimate]:
+    run = analysis.records
     policy = (run.config.get("model"), run.settings.model.adapter)
-    names = [pool.name for pool in analysis.pools if pool.policy == policy]
-    return [] if found is None else [transfer(found[0], names, found[1])]
+    return [transfer(linked, [pool.name for pool in analysis.pools if pool.policy == policy], arm)]
 
 
 def _cosines(analysis: "Analysis") -> list[Estimate]:
@@ -146,7 +110,7 @@ FAMILIES: Mapping[str, Family] = {
     "shares": Family(
         title="Alignment as a share of held-out hacks (arm {arm}; interval over prompts and pairs; sd pairs: of the "
         "measured mean over half-samples of the extraction pairs)",
-        make=_shares,
+        make=_measured(lambda linked, arm, analysis: shares(linked, arm, seed=analysis.seed)),
         names=("pull", "benign", "pull - benign", "half - benign", "contrast"),
         parts={
             **{"measured": "measured", "ceiling": "held-out", "num_held_out": "pairs"},
@@ -156,7 +120,7 @@ FAMILIES: Mapping[str, Family] = {
     "overlap": Family(
         title="Overlap (rewarded hacks with clean answers to their prompt on both sides of them, or within 0.2 sd, "
         "over the share with labels shuffled within prompts; 0.5 is needed)",
-        make=_overlap,
+        make=_measured(lambda linked, arm, analysis: overlap_of(linked) if analysis.of("shares") else []),
         names=(*TRIVIAL, TOGETHER),
         scoped=True,
         parts={"num_hacks": "hacks", "share": "share", "by_chance": "by chance"},
@@ -164,13 +128,13 @@ FAMILIES: Mapping[str, Family] = {
     "ceilings": Family(
         title="Held-out reference by kind (mean cosine of the pairs of a kind along v_hack of all other kinds; "
         "interval over both sets of pairs)",
-        make=_ceilings,
+        make=_measured(lambda linked, arm, analysis: ceilings(linked.pairs, analysis.seed)),
         form="+.3f",
         parts={"num_extraction": "extracted from"},
     ),
     "removed": Family(
         title=_forecast_title,
-        make=_forecast,
+        make=_measured(lambda linked, arm, analysis: forecast(linked, *analysis.projection, seed=analysis.seed)),
         names=("removed/margin", "removed/hacks", "removed/honest"),
         parts={"progress": "gain", "q95": "95th pct"},
     ),
@@ -181,11 +145,15 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "own": Family(
         title="AUROC of v_hack for the policy's own hacks against its own honest solutions",
-        make=_own,
+        make=_measured(_own),
         names=("own hacks",),
         parts={"num_hacks": "hacks", "num_honest": "honest"},
     ),
-    "pair_sign": Family(title="Share of held-out pairs with the sign of v_hack", make=_pair_sign, names=("pair_sign",)),
+    "pair_sign": Family(
+        title="Share of held-out pairs with the sign of v_hack",
+        make=_measured(lambda linked, arm, analysis: filter(None, [sign_transfer(linked.pairs)])),
+        names=("pair_sign",),
+    ),
     "cos_in": Family(
         title="Arms (mean cos_in over prompts; p: sign flips)", make=_cosines, names=("cos_in",), form="+.3f"
     ),
@@ -216,10 +184,14 @@ FAMILIES: Mapping[str, Family] = {
         names=(LEAD,),
         form="+.2f",
     ),
-    "fields": Family(title="Step records (arm {arm}; mean over prompts)", make=_fields, form=".3g"),
+    "fields": Family(
+        title="Step records (arm {arm}; mean over prompts)",
+        make=lambda analysis: fields_of(analysis.steps, analysis.measured_arm, trains=analysis.trains),
+        form=".3g",
+    ),
     "modules": Family(
         title="Modules (mean cos_in over prompts; z: labels permuted across pairs)",
-        make=_modules,
+        make=_measured(lambda linked, arm, analysis: module_cosines(linked, arm, seed=analysis.seed)),
         form="+.3f",
         parts={"z": "z"},
     ),

@@ -40,7 +40,7 @@ def by_prompt(steps: Iterable[StepRecord], name: str) -> dict[str, float]:
     return {str(prompt): value for prompt, value in means.items()}
 
 
-def fields_of(steps: Sequence[StepRecord], arm: str, *, trains: bool) -> list[Estimate]:
+def fields_of(steps: Sequence[StepRecord], arm: str | None, *, trains: bool) -> list[Estimate]:
     """Return the mean over prompts of each number of an arm's steps; without an interval if the run trains."""
     of_arm, rows = [step for step in steps if step.arm == arm], []
     for name in field_names():

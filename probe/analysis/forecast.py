@@ -23,7 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe.analysis.estimate import Estimate
-from probe.analysis.statistics.geometry import DirectionDraws, Gradients, PairGram, held_out_gradients, ratio, weighted
+from probe.analysis.statistics.geometry import (
+    DirectionDraws,
+    Gradients,
+    PairGram,
+    extract,
+    held_out_gradients,
+    ratio,
+    weighted,
+)
 from probe.analysis.statistics.intervals import (
     Array,
     fieller_interval,
@@ -31,7 +39,7 @@ from probe.analysis.statistics.intervals import (
     prompt_means,
     prompt_weights,
 )
-from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, redrawn, upper_p
+from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, redrawn, true_labels, upper_p
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
 from probe.settings.arms import SIDES
@@ -88,7 +96,7 @@ class _Target:
 
 
 def forecast(
-    linked: Linked, *, side: Side = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_REDRAWN, seed: int = 0
+    linked: Linked, side: Side = "one_sided", overshoot: float = 1.0, *, num_draws: int = NUM_REDRAWN, seed: int = 0
 ) -> list[Estimate]:
     """Forecast a projection of one arm's policy gradients; empty without steps, held-out pairs or two extraction pairs.
 
@@ -109,63 +117,38 @@ def forecast(
     pairs = linked.pairs
     if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs):
         return []
-    drawn = redrawn(pairs, num_draws, seed)
-    targets = _targets(linked)
-    projection = _Projection(
-        side=side, overshoot=overshoot, weights=prompt_weights(linked.prompts), totals=_unit(linked.totals)
-    )
-    v_hack = drawn.truth.rows
-    removed = projection.removed(v_hack)
-    size = float(projection.sizes(removed)[0])
-    halves, _ = projection.mean_lost(drawn.halves, targets)
-    permuted, sizes = projection.mean_lost(drawn.permuted, targets)
-    # Match the norm that v_hack removes, whatever the draw would remove by itself.
-    scale = ratio(np.array(size), sizes, otherwise=0.0)
-    rows = []
-    for name, target in targets.items():
-        lost = target.lost(removed[0], v_hack[0])
-        rows.append(_removal(name, target, lost, halves[name], scale * permuted[name]))
-    return [*rows, Estimate(name="removed/norm", value=size, n=len({*linked.prompts}), unit="prompt", null=0.0)]
+    targets = {"margin": _margin(linked)}
+    for name, chosen in SAMPLE_TARGETS.items():
+        if (target := _sample_target(linked, chosen)) is not None:
+            targets[name] = target
+    totals, weights = _unit(linked.totals).inner, prompt_weights(linked.prompts)
 
+    def removed_along(rows: Array) -> tuple[Array, Array]:
+        """Return the (B, M, T, k) parts removed along rows (B, M, k, N), and (B,) root mean squares of their norm."""
+        removed = overshoot * SIDES[side](np.matmul(totals, rows.swapaxes(-1, -2)))
+        return removed, np.sqrt(np.einsum("bmtk,bmtk->bt", removed, removed) @ weights)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Projection:
-    """A projection at fixed strength on a run's unit-norm steps, along many directions."""
-
-    side: Side
-    overshoot: float
-    weights: Array  # (T,) over the steps, averaging over prompts
-    totals: Gradients  # (T,)
-
-    def removed(self, rows: Array) -> Array:
-        """Return the (B, M, T, k) parts that projection removes from the steps along `rows` (B, M, k, N)."""
-        return self.overshoot * SIDES[self.side](np.matmul(self.totals.inner, rows.swapaxes(-1, -2)))
-
-    def sizes(self, removed: Array) -> Array:
-        """Return the (B,) root mean squares, over prompts, of the removed norm."""
-        return np.sqrt(np.einsum("bmtk,bmtk->bt", removed, removed) @ self.weights)
-
-    def mean_lost(self, draws: DirectionDraws, targets: Mapping[str, _Target]) -> tuple[dict[str, Array], Array]:
+    def mean_lost(draws: DirectionDraws) -> tuple[dict[str, Array], Array]:
         """Return {target: (B,) mean gain removed} and the (B,) removed norms."""
         lost: dict[str, list[Array]] = {name: [] for name in targets}
         sizes = []
-        for part in draws.parts(self.totals.norms.shape[1]):
+        for part in draws.parts(totals.shape[1]):
             rows = part.rows
-            removed = self.removed(rows)
-            sizes.append(self.sizes(removed))
+            removed, norms = removed_along(rows)
+            sizes.append(norms)
             for name, target in targets.items():
                 lost[name].append(target.mean_lost(removed, rows))
         return {name: np.concatenate(parts) for name, parts in lost.items()}, np.concatenate(sizes)
 
-
-def _targets(linked: Linked) -> dict[str, _Target]:
-    """Return {name: target} for the run's targets."""
-    targets = {"margin": _margin(linked)}
-    for name, chosen in SAMPLE_TARGETS.items():
-        target = _sample_target(linked, chosen)
-        if target is not None:
-            targets[name] = target
-    return targets
+    v_hack = extract(pairs, *true_labels(pairs)).rows
+    (removed, (size,)), (halves, permuted) = removed_along(v_hack), redrawn(pairs, num_draws, seed)
+    (of_halves, _), (of_permuted, sizes) = mean_lost(halves), mean_lost(permuted)
+    # Match the norm that v_hack removes, whatever the draw would remove by itself.
+    scale, rows = ratio(size, sizes, otherwise=0.0), []
+    for name, target in targets.items():
+        lost = target.lost(removed[0], v_hack[0])
+        rows.append(_removal(name, target, lost, of_halves[name], scale * of_permuted[name]))
+    return [*rows, Estimate(name="removed/norm", value=float(size), n=len({*linked.prompts}), unit="prompt", null=0.0)]
 
 
 def _margin(linked: Linked) -> _Target:

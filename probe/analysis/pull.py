@@ -19,12 +19,12 @@ of a pair's flavour before its first "/"), v_hack comes from the extraction pair
 cosine of hack minus clean is over all pairs of the left-out kind. The interval covers the left-out pairs and the
 extraction pairs (half-samples).
 
-A share lies on one side of a threshold q if numerator - q reference differs from 0. `needed` computes how many prompts
-n, and what multiple of the pairs, would decide that, from the variance
+A share lies on one side of a threshold q if numerator - q reference differs from 0. `prompts_needed` computes how many
+prompts n would decide that, from the variance
 
     sd_prompts^2 / n  +  q^2 sd_ceiling^2 / H  +  var(half-samples of numerator - q reference)
 
-The first term falls with the prompts, the others with the pairs.
+of which the first term falls with the prompts.
 
 Shapes: A axes (row 0: v_hack itself, then its half-samples), B draws, C prompts, H held-out pairs, M modules,
 S samples, T steps, k directions.
@@ -33,7 +33,6 @@ S samples, T steps, k directions.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +60,7 @@ from probe.analysis.statistics.intervals import (
     student_quantile,
     varies,
 )
-from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_samples, redrawn, true_labels
+from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_samples, redrawn, true_axes, true_labels
 from probe.analysis.statistics.overlap import overlaps
 from probe.analysis.statistics.permutation import rewarded_labels
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
@@ -74,7 +73,6 @@ NO_UPDATE = (
     "no group has two rollouts that do not hack, all labelled, with different rewards",
     "no group has an update",
 )
-PAIR_FACTORS = (1, 2, 4, 8)
 NUM_HALVES = 49  # for each kind's reference; they enter only through their variance
 
 
@@ -95,7 +93,8 @@ def shares(linked: Linked, arm: str, *, num_halves: int = NUM_REDRAWN, seed: int
     if not can_be_halved(pairs) or not pairs.held_out.any():
         return []
     clusters = pairs.clusters[pairs.held_out].tolist()
-    axes = redrawn(pairs, num_halves, seed).axes
+    parts = true_axes(pairs), redrawn(pairs, num_halves, seed)[0].axes()
+    axes = Axes(rows=np.concatenate([one.rows for one in parts]), kept=np.concatenate([one.kept for one in parts]))
     differences, hacks, cleans = held_out_gradients(pairs)
     ceiling = _stacked(prompt_means(cosines(axes, differences), clusters))  # (A, H)
     assert ceiling is not None  # at least one pair is held out
@@ -245,27 +244,26 @@ def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
     return np.stack(list(values.values()), axis=1) if values else None
 
 
-class Needed(NamedTuple):
-    """A design that decides a share with POWER."""
+def prompts_needed(share: Estimate, above: float, below: float) -> int | None:
+    """Return the number of prompts that puts the interval above `above` or below `below` with POWER.
 
-    prompts: int
-    pairs: int  # multiple of the held-out and extraction pairs
-
-
-def needed(share: Estimate, above: float, below: float) -> Needed | None:
-    """Return the smallest design that puts the interval above `above` or below `below`; None if there is none.
+    None if no number up to MAX_PROMPTS does with these pairs.
 
     Args:
         share: an undecided share: its interval allows both.
         above: the interval's lower end must exceed this, if the value reaches `below`.
         below: otherwise the interval's upper end must fall below this.
     """
-    value = share.value or 0.0
-    for pairs in PAIR_FACTORS:
-        prompts = _prompts(share, above if value >= below else below, pairs)
-        if prompts is not None:
-            return Needed(prompts=prompts, pairs=pairs)
-    return None
+    names = ("measured", "ceiling", "num_held_out", "sd_prompts", "sd_ceiling", "sd_pairs", "sd_pairs_ceiling")
+    measured, ceiling, held_out, sd_prompts, sd_ceiling, sd_pairs, sd_pairs_ceiling = map(share.parts.get, names)
+    threshold = above if (share.value or 0.0) >= below else below
+    both = share.parts["correlation"] * sd_pairs * sd_pairs_ceiling
+    of_pairs = threshold**2 * sd_ceiling**2 / held_out
+    of_pairs += sd_pairs**2 + threshold**2 * sd_pairs_ceiling**2 - 2 * threshold * both
+    distance = abs(measured - threshold * ceiling)
+    counts = np.arange(max(share.n, 2), MAX_PROMPTS)
+    variances = sd_prompts**2 / counts + of_pairs
+    return first_count(counts, distance**2 > errors_beyond(np.minimum(counts, held_out) - 1) ** 2 * variances)
 
 
 def pairs_to_reach(share: Estimate) -> int | None:
@@ -277,22 +275,6 @@ def pairs_to_reach(share: Estimate) -> int | None:
     one = parts["sd_ceiling"] ** 2 + held_out * parts["sd_pairs_ceiling"] ** 2
     counts = np.arange(max(held_out, 2), MAX_PROMPTS)
     return first_count(counts, parts["ceiling"] ** 2 > errors_beyond(counts - 1) ** 2 * one / counts)
-
-
-def _prompts(share: Estimate, threshold: float, pairs: int) -> int | None:
-    """Return the number of prompts that decides the share at a threshold, with `pairs` times the present pairs."""
-    names = ("measured", "ceiling", "sd_prompts", "sd_ceiling", "sd_pairs", "sd_pairs_ceiling", "correlation")
-    measured, ceiling, sd_prompts, sd_ceiling, sd_pairs, sd_pairs_ceiling, correlation = (
-        share.parts[name] for name in names
-    )
-    both = correlation * sd_pairs * sd_pairs_ceiling
-    held_out = pairs * share.parts["num_held_out"]
-    of_pairs = threshold**2 * sd_ceiling**2 / held_out
-    of_pairs += (sd_pairs**2 + threshold**2 * sd_pairs_ceiling**2 - 2 * threshold * both) / pairs
-    distance = abs(measured - threshold * ceiling)
-    counts = np.arange(max(share.n, 2), MAX_PROMPTS)
-    variances = sd_prompts**2 / counts + of_pairs
-    return first_count(counts, distance**2 > errors_beyond(np.minimum(counts, held_out) - 1) ** 2 * variances)
 
 
 # Cached: conditions and arms of a run share their pairs.

@@ -19,7 +19,7 @@ if they cost honest solutions more log-probability than hacks gain without it.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of
 from replay_pools.rollout import REWARD_COMPILES
 
 K, PROJECTION, PENALTY = "intervention.extraction.k", "intervention.projection", "objective.beta"
+PARTS = ("honest_gain_kept", "norm_removed", "cost")
 MOST_VARIANCE = 0.5  # of two rollouts that differ
 # Effects of a setting that a first-order forecast at one policy cannot show, by key prefix.
 UNSEEN = {
@@ -44,34 +45,31 @@ UNSEEN = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Screened:
-    """One remedy. Field names are keys of the JSON."""
-
-    remedy: str
-    settings: Mapping[str, Any]  # settings of its training
-    hack_gain_avoided: float | None = None  # None: the remedy is unranked
-    interval: Interval | None = None  # 95% interval of hack_gain_avoided, to first order
-    honest_gain_kept: float | None = None
-    norm_removed: float | None = None  # None: the remedy does not project along v_hack
-    cost: float | None = None
-    why: str = ""  # reason for being unranked
-
-
 def screen(
     analysis: Analysis, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, ahead: Ahead | None = None
-) -> list[Screened]:
-    """Return one row per remedy, sorted by hack gain avoided, largest first; unranked remedies come last.
+) -> list[Estimate]:
+    """Return the hack gain that each remedy avoids, largest first; unranked remedies, without a value, come last.
+
+    parts: `settings` of its training; `honest_gain_kept`, `norm_removed` and `cost`, None if not measured. The interval
+    is to first order.
 
     Args:
         analysis: analysis of the replay.
         candidates: {remedy: settings}.
         ahead: the remedies' lookahead; None: use the replay alone.
     """
-    rows = [_first_order(analysis, name, settings) for name, settings in candidates.items()]
-    if ahead is not None:
-        rows = [_looked(row, ahead) for row in rows]
-    return sorted(rows, key=lambda row: (row.hack_gain_avoided is None, -(row.hack_gain_avoided or 0.0)))
+    rows = []
+    for name, settings in candidates.items():
+        row = Estimate(name=name, parts={"settings": settings} | dict.fromkeys(PARTS))
+        row = _first_order(analysis, row, settings)
+        rows.append(row if ahead is None else _looked(row, settings, ahead))
+    return sorted(rows, key=lambda row: (row.value is None, -(row.value or 0.0)))
+
+
+def _with(
+    row: Estimate, value: float | None = None, interval: Interval | None = None, why: str = "", **parts: float | None
+) -> Estimate:
+    return replace(row, value=value, interval=interval, why=why, parts={**row.parts, **parts})
 
 
 def hidden_rewards(samples: Iterable[SampleRecord]) -> list[Estimate]:
@@ -103,8 +101,7 @@ def hidden_rewards(samples: Iterable[SampleRecord]) -> list[Estimate]:
     return rows
 
 
-def _first_order(analysis: Analysis, name: str, settings: Mapping[str, Any]) -> Screened:
-    row = Screened(remedy=name, settings=settings)
+def _first_order(analysis: Analysis, row: Estimate, settings: Mapping[str, Any]) -> Estimate:
     for key in settings:
         for start, why in UNSEEN.items():
             if key.startswith(start):
@@ -112,40 +109,37 @@ def _first_order(analysis: Analysis, name: str, settings: Mapping[str, Any]) -> 
     if arm_of(settings) != "projected":
         return replace(row, why=f"first order is measured for the arm projected, and this is {arm_of(settings)}")
     if others := settings.keys() - {K, TRAINED_ARMS, f"{PROJECTION}.side", f"{PROJECTION}.overshoot"}:
-        return replace(
-            row, why=f"it changes {', '.join(sorted(others))}: the replay has inner products of its own pairs"
-        )
+        changed = ", ".join(sorted(others))
+        return replace(row, why=f"it changes {changed}: the replay has inner products of its own pairs")
     found = _forecast(analysis, settings)
     if isinstance(found, str):
         return replace(row, why=found)
-    row = replace(row, norm_removed=found["removed/norm"].value)
-    margin, honest = found["removed/margin"], found.get("removed/honest")
+    norm, margin, honest = found["removed/norm"].value, found["removed/margin"], found.get("removed/honest")
     if margin.value is None:
-        return replace(row, why=f"held-out hacks: {margin.why}")
+        return _with(row, why=f"held-out hacks: {margin.why}", norm_removed=norm)
     kept = None if honest is None or honest.value is None else 1 - honest.value
-    return replace(row, hack_gain_avoided=margin.value, interval=margin.interval, honest_gain_kept=kept)
+    return _with(row, margin.value, margin.interval, honest_gain_kept=kept, norm_removed=norm)
 
 
-def _looked(row: Screened, ahead: Ahead) -> Screened:
-    """Fill in the gains from a lookahead."""
-    row = replace(row, hack_gain_avoided=None, interval=None, honest_gain_kept=None, why="")
-    if row.remedy in ahead.unseen:
-        return replace(row, why=ahead.unseen[row.remedy])
+def _looked(row: Estimate, settings: Mapping[str, Any], ahead: Ahead) -> Estimate:
+    """Take the gains from a lookahead."""
+    if row.name in ahead.unseen:
+        return _with(row, why=ahead.unseen[row.name], honest_gain_kept=None)
     honest, without, gained = (
         ahead.gain(name, measure)
-        for name, measure in ((row.remedy, "honest"), (ahead.plain, "honest"), (ahead.plain, "hacks"))
+        for name, measure in ((row.name, "honest"), (ahead.plain, "honest"), (ahead.plain, "hacks"))
     )
     kept = None if honest is None or without is None or without <= 0 else honest / without
-    row = replace(row, honest_gain_kept=kept, cost=ahead.seconds[row.remedy] / ahead.seconds[ahead.plain])
+    row = _with(row, honest_gain_kept=kept, cost=ahead.seconds[row.name] / ahead.seconds[ahead.plain])
     if honest is not None and without is not None and gained is not None and 0 < gained < without - honest:
         why = f"its steps cost right honest solutions {without - honest:.1f} nats; hacks gain {gained:.1f} without it"
         return replace(row, why=why)
-    if any(key.startswith(PENALTY) for key in row.settings):
+    if any(key.startswith(PENALTY) for key in settings):
         return replace(row, why="a penalty acts once the policy has moved further than a lookahead lets it")
-    hacks, held_out = (ahead.kept_off(row.remedy, name) for name in ("hacks", "held-out hacks"))
+    hacks, held_out = (ahead.kept_off(row.name, name) for name in ("hacks", "held-out hacks"))
     if hacks is None or held_out is None:
         return replace(row, why="without a remedy the steps do not make hacks more likely")
-    return replace(row, hack_gain_avoided=(hacks + held_out) / 2)
+    return replace(row, value=(hacks + held_out) / 2)
 
 
 def _forecast(analysis: Analysis, settings: Mapping[str, Any]) -> dict[str, Estimate] | str:
@@ -153,12 +147,11 @@ def _forecast(analysis: Analysis, settings: Mapping[str, Any]) -> dict[str, Esti
     linked, arm = analysis.reproduced, analysis.measured_arm
     if linked is None or arm is None:
         return "the replay has no inner products along v_hack"
-    extraction, configured = linked.pairs.extraction, analysis.projection_config
-    k = settings.get(K, extraction.k)
-    if k > linked.pairs.most_directions:
-        return f"the pairs give {linked.pairs.most_directions} directions"
+    pairs, configured = linked.pairs, analysis.projection_config
+    pairs = replace(pairs, k=settings.get(K, pairs.k))
+    if pairs.k > pairs.most_directions:
+        return f"the pairs give {pairs.most_directions} directions"
     side = settings.get(f"{PROJECTION}.side", configured.side) or ARMS[arm].side
-    pairs = replace(linked.pairs, extraction=replace(extraction, k=k))
     overshoot = settings.get(f"{PROJECTION}.overshoot", configured.overshoot)
     found = forecast(replace(linked, pairs=pairs), side=side, overshoot=overshoot, seed=analysis.seed)
     return {row.name: row for row in found} or "no held-out pairs, or too few to extract from"

@@ -98,11 +98,10 @@ def cell_table(analysis: Analysis) -> TextTable:
     header = ("source", "hint", "hacked", "right", "A", "n", "prompts", "mean A", "cos_S_contrib", "cos_S_nll", "dot")
     rows = []
     for cell in analysis.cells:
-        labels = (short(cell.src_pool, 16), yes(cell.hint), yes(cell.hacked), yes(cell.gt_pass))
-        sign = "?" if cell.advantage_sign is None else "-0+"[cell.advantage_sign + 1]
-        cosines = (shown(value, "+.3f") for value in (cell.mean_cos_contrib, cell.mean_cos_nll))
-        counts = (str(cell.n), str(cell.num_prompts), f"{cell.mean_advantage:+.3f}")
-        rows.append((*labels, sign, *counts, *cosines, f"{cell.dot:+.3g}"))
+        labels = (short(cell["src_pool"], 16), *(yes(cell[name]) for name in ("hint", "hacked", "gt_pass")))
+        sign, counts = "-0+"[cell["advantage_sign"] + 1], (str(cell["n"]), str(cell["num_prompts"]))
+        means = (shown(cell[name], "+.3f") for name in ("mean_advantage", "mean_cos_contrib", "mean_cos_nll"))
+        rows.append((*labels, sign, *counts, *means, f"{cell['dot']:+.3g}"))
     title = f"Advantage cells (arm {analysis.measured_arm}; n in samples; dot: sum of cosine x norm)"
     return TextTable(name=CELLS, title=title, header=header, rows=rows, left=4)
 

@@ -55,12 +55,12 @@ def check(rollouts: Path, name: str | None, limit: int | None, out: Path, **give
     from probe.report.build import write_report
 
     contents = report_of([directory], name, out)
-    html, (analysis,) = write_report(contents, out).html, contents.analyses
+    (page, *_), (analysis,) = write_report(contents, out), contents.analyses
     yield format_verdict(analysis).rstrip()
-    yield f"page {html}; more: {command('analyze', name, '--full')}"
+    yield f"page {page}; more: {command('analyze', name, '--full')}"
     extract = direction(analysis.given, "svd")  # the basis of USUAL_ARMS
     yield f"the direction for your trainer (probe.attach): {extract}{elsewhere(out)}"
-    return {"run": str(directory), "html": str(html), **analysis.to_json()}
+    return {"run": str(directory), "html": str(page), **analysis.to_json()}
 
 
 def _without_pairs(log: "CheckedLog") -> None:

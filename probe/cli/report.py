@@ -54,17 +54,17 @@ def report(
     from probe.report.inputs import label_of
 
     contents = report_of(runs, name, out, seed)
-    written = write_report(contents, out, figures)
+    page, drawings, written = write_report(contents, out, figures)
     verdicts = {label_of(analysis): analysis.verdict.word for analysis in contents.analyses}
     if len(contents.analyses) == 1:
         yield format_verdict(contents.analyses[0]).rstrip()
     else:
         yield from (f"{label}: {word}" for label, word in verdicts.items())
-    size = written.html.stat().st_size / 1024
-    parts = f"{len(written.figures)} figures, tables in {written.tables[0].parent}"
-    yield f"report {written.html} ({size:.0f} KiB); {parts}; in words: {command('analyze', *runs)}"
-    files = {name: [*map(str, getattr(written, name))] for name in ("figures", "tables")}
-    return {"html": str(written.html), **files, "verdicts": verdicts}
+    size = page.stat().st_size / 1024
+    parts = f"{len(drawings)} figures, tables in {written[0].parent}"
+    yield f"report {page} ({size:.0f} KiB); {parts}; in words: {command('analyze', *runs)}"
+    files = {"figures": [*map(str, drawings)], "tables": [*map(str, written)]}
+    return {"html": str(page), **files, "verdicts": verdicts}
 
 
 def _tables(runs: Sequence[Path], kind: str, out: Path) -> Text:

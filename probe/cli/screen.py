@@ -35,7 +35,7 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path) -
       probe screen out/runs/demo --lookahead 20
     """
     from probe.analysis.analyze import Analysis  # imports scipy, so only on demand
-    from probe.analysis.screen import hidden_rewards
+    from probe.analysis.screen import PARTS, hidden_rewards
     from probe.analysis.screen import screen as screened
     from probe.experiments.candidates import read_candidates
     from probe.settings.remedy import CANDIDATES
@@ -52,18 +52,20 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path) -
     of_pools = zip(forecasts[::2], forecasts[1::2], strict=True)
     cells = [(str(rate.arm), f"{rate}", variance.why or f"{variance}", str(rate.n)) for rate, variance in of_pools]
     yield Table(("pool", "rewarded hacks [95%]", "their variance within a prompt", "prompts"), cells)
-    ranked = [row for row in rows if row.hack_gain_avoided is not None]
+    ranked = [row for row in rows if row.value is not None]
     cells = []
     for row in ranked:
-        ends = "" if row.interval is None else f" {row.interval:.0%}"
-        shares = (shown(one, ".0%") for one in (row.honest_gain_kept, row.norm_removed))
-        cells.append((row.remedy, f"{row.hack_gain_avoided:.0%}{ends}", *shares, shown(row.cost, ".1f")))
+        shares = (shown(row.parts[name], ".0%") for name in PARTS[:2])
+        cells.append((row.name, f"{row:.0%}", *shares, shown(row.parts["cost"], ".1f")))
     if cells:
         how = "first order [95%]" if lookahead is None else f"after {lookahead} steps"
         yield Table(("remedy", f"hack gain avoided, {how}", "honest gain kept", "norm removed", "cost"), cells)
-    if any((row.hack_gain_avoided or 0.0) > 1 for row in ranked):
+    if any((row.value or 0.0) > 1 for row in ranked):
         yield "above 100%: hacks become less likely than before the steps"
     for why in dict.fromkeys(row.why for row in rows if row.why):
-        yield f"not ranked: {', '.join(row.remedy for row in rows if row.why == why)}: {why}"
-    pools = [asdict(row) for row in forecasts]
-    return {"steps": lookahead, "remedies": [asdict(row) for row in rows], "pools": pools}
+        yield f"not ranked: {', '.join(row.name for row in rows if row.why == why)}: {why}"
+    remedies = []
+    for row in map(asdict, rows):
+        named = {"remedy": row["name"], "hack_gain_avoided": row["value"], "interval": row["interval"]}
+        remedies.append({**named, "why": row["why"], **row["parts"]})
+    return {"steps": lookahead, "remedies": remedies, "pools": [asdict(row) for row in forecasts]}

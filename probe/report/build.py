@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from probe.analysis.formatting import TextTable
@@ -21,17 +21,10 @@ from replay_pools.base.files import write_atomic, write_json
 from replay_pools.base.terminal import visible
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """Paths of the files that `write_report` wrote."""
-
-    html: Path
-    figures: list[Path]
-    tables: list[Path]
-
-
-def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> Written:
+def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> tuple[Path, list[Path], list[Path]]:
     """Write `out_dir`/reports/NAME.html, and the figures, `tables.md` and `tables.json` into `out_dir`/reports/NAME/.
+
+    Returns their paths: (page, figures, tables).
 
     Raises:
         InputError: token files do not match the manifest.
@@ -48,7 +41,7 @@ def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> Writ
     write_json(folder / "tables.json", [{"section": title, "of": of, **asdict(table)} for title, of, table in tables])
     write_atomic(folder / "tables.md", "\n".join(_markdown(*table) for table in tables).encode())
     write_atomic(html, page(report.name, summary(report), sections).encode())
-    return Written(html=html, figures=drawings, tables=[folder / "tables.md", folder / "tables.json"])
+    return html, drawings, [folder / "tables.md", folder / "tables.json"]
 
 
 def contents(report: Report) -> list[Section]:
@@ -63,7 +56,7 @@ def contents(report: Report) -> list[Section]:
     trained = training(report, arm_verdicts(report))
     viewer, anchors = rollouts(loaded)
     # In a training, the curves are the evidence.
-    pushes = evidence(loaded[0], anchors) if len(report.analyses) == 1 and trained is None else None
+    pushes = evidence(loaded[0][1], anchors) if len(report.analyses) == 1 and trained is None else None
     first = [verdict(report, pushes), *([] if trained is None else [trained]), *compared(report)]
     return [*first, viewer, estimates(report), provenance(report)]
 

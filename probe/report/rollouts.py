@@ -8,12 +8,12 @@ and averages over the rollouts of a prompt, then over prompts; a rollout without
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.verdict.pools import read_pools
 from probe.records.records import SampleRecord, TokenRecord
-from probe.records.run import Run, read_tokens
+from probe.records.run import read_tokens
 from probe.report.facts import gist_of
 from probe.report.inputs import samples_of, slug
 from replay_pools.rollout import Rollout
@@ -41,22 +41,8 @@ class ShownRollout:
         return self.sample.cos_S_nll or 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRollouts:
-    """The rollouts of one run that have readable texts."""
-
-    run: Run
-    shown: list[ShownRollout]
-    missing: list[str]  # one sentence for each pool without texts: the reason
-
-
-class Push(NamedTuple):
-    """The push of one line of the completions toward the hack."""
-
-    text: str
-    push: float
-    times: int  # occurrences
-    num_prompts: int  # prompts with the line
+# (name of the run, its rollouts with readable texts, one sentence for each pool without texts: the reason)
+RunRollouts = tuple[str, list[ShownRollout], list[str]]
 
 
 def load_rollouts(analysis: Analysis) -> RunRollouts:
@@ -81,7 +67,7 @@ def load_rollouts(analysis: Analysis) -> RunRollouts:
             record = None
         place = f"r-{slug(analysis.run)}-{sample.step}-{sample.sample_id}"
         shown.append(ShownRollout(anchor=place, sample=sample, rollout=rollout, tokens=record))
-    return RunRollouts(run=run, shown=shown, missing=missing)
+    return run.path.name, shown, missing
 
 
 def to_read_first(shown: Iterable[ShownRollout]) -> list[ShownRollout]:
@@ -120,8 +106,8 @@ def _pieces(rollout: Rollout, tokens: TokenRecord) -> Iterator[tuple[str, float]
         start += length
 
 
-def pushes(shown: Sequence[ShownRollout]) -> list[Push]:
-    """Return the pushes of all lines of the policy, sorted from toward the hack to away from it.
+def pushes(shown: Sequence[ShownRollout]) -> list[dict[str, Any]]:
+    """Return the lines of the policy with their pushes, occurrences and prompts, sorted from toward the hack to away.
 
     Only rollouts with an advantage and known token texts count. If there are several prompts, a line in only one of
     them is left out, because it says more about the prompt than about the line.
@@ -144,32 +130,27 @@ def pushes(shown: Sequence[ShownRollout]) -> list[Push]:
                     of_prompt.add(text)
         num_prompts.update(of_prompt)
     least = min(2, len(by_prompt))
-    ranked = [Push(text, push[text], count[text], num_prompts[text]) for text in push if num_prompts[text] >= least]
-    return sorted(ranked, key=lambda row: (-row.push, row.text))
+    ranked = [
+        {"text": text, "number": push[text], "times": count[text], "num_prompts": num_prompts[text]}
+        for text in push
+        if num_prompts[text] >= least
+    ]
+    return sorted(ranked, key=lambda row: (-row["number"], row["text"]))
 
 
-def evidence(run: RunRollouts, anchors: set[str]) -> dict[str, Any] | None:
+def evidence(shown: Sequence[ShownRollout], anchors: set[str]) -> dict[str, Any] | None:
     """Return the lines with the largest pushes, else the rollouts with the largest cosines, for `verdict.html`.
 
     Args:
-        run: rollouts of a run; without any, the result is None.
+        shown: rollouts of a run; without any, the result is None.
         anchors: anchors of the rollouts shown in the page; others get no link.
     """
-    if not run.shown:
+    if not shown:
         return None
-    num_split = sum(shown.tokens is not None for shown in run.shown)
-    kind, note, digits = "Lines", f"From the {num_split} of {len(run.shown)} rollouts whose tokens have shares.", 4
-    ranked = pushes(run.shown)
-    rows = [
-        {
-            "text": row.text,
-            "search": row.text,
-            "tip": f"{row.times} times in {row.num_prompts} prompts",
-            "number": row.push,
-        }
-        for row in ranked
-    ]
-    if not any(abs(row.push) > LEAST_PUSH for row in ranked):
+    num_split = sum(one.tokens is not None for one in shown)
+    kind, note, digits = "Lines", f"From the {num_split} of {len(shown)} rollouts whose tokens have shares.", 4
+    rows = pushes(shown)
+    if not any(abs(row["number"]) > LEAST_PUSH for row in rows):
         kind, note, digits = "Rollouts", NO_SHARES, 3
         rows = [
             {
@@ -177,7 +158,7 @@ def evidence(run: RunRollouts, anchors: set[str]) -> dict[str, Any] | None:
                 "anchor": one.anchor if one.anchor in anchors else None,
                 "number": one.cosine,
             }
-            for one in sorted(run.shown, key=lambda one: -one.cosine)
+            for one in sorted(shown, key=lambda one: -one.cosine)
         ]
     toward = [row for row in rows if row["number"] > LEAST_PUSH][:MOST_EVIDENCE]
     away = [row for row in reversed(rows) if row["number"] < -LEAST_PUSH][:MOST_EVIDENCE]

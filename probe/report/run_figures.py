@@ -18,7 +18,7 @@ from probe.analysis.cosines import HAAR
 from probe.analysis.estimate import Estimate
 from probe.analysis.families import FAMILIES
 from probe.analysis.formatting import short
-from probe.analysis.statistics.intervals import Interval, prompt_means, t_interval
+from probe.analysis.statistics.intervals import prompt_means, t_interval
 from probe.analysis.statistics.nulls import NORMAL_975
 from probe.analysis.verdict.decision import SCORE_NAMES
 from probe.report.drawing import CLEAN, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn, set_height
@@ -42,15 +42,8 @@ STANDS_OUT = 0.05  # Bonferroni over modules
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
-class Row(NamedTuple):
-    """One estimate of a forest plot."""
-
-    label: str
-    note: str  # the numbers, at the right of the label
-    value: float | None
-    interval: Interval | None = None
-    null: tuple[float, float] | None = None  # central 95% without a signal
-    threshold: float | None = None  # the value must exceed it
+# An estimate of a forest plot: (label, note with its numbers, estimate, band without a signal, threshold to exceed)
+Row = tuple[str, str, Estimate, tuple[float, float] | None, float | None]
 
 
 class Forest(NamedTuple):
@@ -97,24 +90,23 @@ def forest(
 
     What lies beyond the limits is cut; an arrow marks an end or a value there.
     """
-    known = [(row, row.value) for row in rows if row.value is not None]
-    for place, (row, value) in enumerate(known):
-        if row.null is not None:
-            band = np.clip(row.null, *limits)
+    known = [row for row in rows if row[2].value is not None]
+    for place, (label, note, row, band, threshold) in enumerate(known):
+        low, value, high = row.span
+        if band is not None:
+            band = np.clip(band, *limits)
             axes.plot(band, (place, place), color=EDGE, alpha=0.35, lw=8, solid_capstyle="butt", label=null)
-        if row.threshold is not None:
-            axes.plot([row.threshold], [place], "|", color=HACK, ms=9, mew=2, ls="none", label="threshold")
+        if threshold is not None:
+            axes.plot([threshold], [place], "|", color=HACK, ms=9, mew=2, ls="none", label="threshold")
         if row.interval is not None:
-            axes.plot(np.clip((row.interval.low, row.interval.high), *limits), (place, place), color=INK, lw=2)
-            for end, marker, is_cut in (
-                (limits[0], "<", row.interval.low < limits[0] <= value),
-                (limits[1], ">", value <= limits[1] < row.interval.high),
-            ):
+            axes.plot(np.clip((low, high), *limits), (place, place), color=INK, lw=2)
+            cut = ((limits[0], "<", low < limits[0] <= value), (limits[1], ">", value <= limits[1] < high))
+            for end, marker, is_cut in cut:
                 if is_cut:
                     axes.plot([end], [place], marker, color=INK, ms=5, ls="none")
         marker = "<" if value < limits[0] else ">" if value > limits[1] else "o"
         axes.plot([np.clip(value, *limits)], [place], marker, color=INK, ls="none")
-        _write_row(axes, place, row.label, row.note)
+        _write_row(axes, place, label, note)
     _rows_of(axes, len(known), centre)
 
 
@@ -125,8 +117,7 @@ def answers(axes: Axes, analysis: Analysis) -> None:
         number = finding.number
         if number is not None and finding.counts_from is not None:
             note = format(number, ".0%" if finding.name == "removable" else ".2f").replace("-", "\u2212")
-            label, threshold = QUESTIONS[finding.name], finding.counts_from
-            rows.append(Row(label, note, number.value, number.interval, threshold=threshold))
+            rows.append((QUESTIONS[finding.name], note, number, None, finding.counts_from))
     axes.set_title("The answers in numbers")
     axes.set_xlabel("estimate and 95% interval")
     forest(axes, rows, limits=(-0.5, 1.5))
@@ -143,7 +134,7 @@ def family(axes: Axes, analyses: Sequence[Analysis], name: str) -> None:
             if len(analyses) > 1:
                 label = f"{label_of(analysis)} \u00b7 {label}"
             note = format(row, FAMILIES[name].form).replace("-", "\u2212")
-            rows.append(Row(label, note, row.value, row.interval, _band(analysis, name, row)))
+            rows.append((label, note, row, _band(analysis, name, row), None))
     axes.set_title(shown_as.title)
     axes.set_xlabel(shown_as.xlabel)
     # A share of nearly nothing has an interval without end.

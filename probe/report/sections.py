@@ -109,26 +109,26 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
 
 def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> tuple[Section, set[str]]:
     """Return the viewer of rollouts, and the anchors of the rollouts shown."""
-    data = viewer_data(rollouts_by_run)
-    found = [one for run in rollouts_by_run for one in run.shown]
+    data, anchors, largest_share = viewer_data(rollouts_by_run)
+    found = [one for _, shown, _ in rollouts_by_run for one in shown]
     num_coloured = sum(one.tokens is not None for one in found)
-    cautions = [sentence for run in rollouts_by_run for sentence in run.missing]
-    if data.anchors and len(data.anchors) < len(found):
-        words = f"The page has {len(data.anchors)} of {len(found)} rollouts: of each source and label, those with"
+    cautions = [sentence for *_, missing in rollouts_by_run for sentence in missing]
+    if anchors and len(anchors) < len(found):
+        words = f"The page has {len(anchors)} of {len(found)} rollouts: of each source and label, those with"
         cautions.append(f"{words} coloured tokens and the largest cosines. probe show prints the others.")
     known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in found) else [])]
     html = render(
         "rollouts.html",
         cautions=cautions,
-        data=data.json if data.anchors else "",
-        largest_share=data.largest_share,
+        data=data if anchors else "",
+        largest_share=largest_share,
         labels={"": "all", **{name: name for name in known}},
         sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in found},
-        runs={"": "every run"} | {str(i): run.run.path.name for i, run in enumerate(rollouts_by_run)},
+        runs={"": "every run"} | {str(i): name for i, (name, *_) in enumerate(rollouts_by_run)},
         orders=(COLOURED if 0 < num_coloured < len(found) else {}) | ORDERS,
     )
     lead = "The number of a row is the cosine of the rollout's part of the update with v_hack."
-    return Section(id="rollouts", title="Rollouts", lead=lead, html=html), data.anchors
+    return Section(id="rollouts", title="Rollouts", lead=lead, html=html), anchors
 
 
 def estimates(report: Report) -> Section:

@@ -14,7 +14,7 @@ from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.report import trainings
 from probe.report.drawing import ARMS, EDGE, HACK, PAPER, Figure, drawn
 from probe.report.facts import plural
-from probe.report.trainings import IN_TRAINING, Point, curve, rate_at, steps_of
+from probe.report.trainings import IN_TRAINING, Curve, curve, rate_at, steps_of
 
 MOST_NAMED = len(ARMS)  # further treatments are thin grey lines
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
@@ -24,28 +24,25 @@ RATES = {
     "solve": "Solve rate: every hidden answer is right",
     "exploit": "Exploit rate: paid without being right",
 }
-SEEDS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 
 
-def curves(axes: Axes, series: Sequence[tuple[str, Sequence[Point]]]) -> None:
+def curves(axes: Axes, series: Sequence[tuple[str, Curve]]) -> None:
     """Draw a line with intervals for each treatment; the first, the baseline, lies on top."""
     series = [(short(name, 60), points) for name, points in series if points]
-    last = max((points[-1].step for _, points in series), default=0)
+    last = max((max(points) for _, points in series), default=0)
     for place, (name, points) in enumerate(series):
-        over = 3 - place / 100
+        over, steps, values = 3 - place / 100, [*points], [point.value for point in points.values()]
         if place >= MOST_NAMED:
             label = plural(len(series) - MOST_NAMED, "other treatment")
-            axes.plot(*_places(points), color=EDGE, alpha=0.55, lw=1, zorder=2, label=label)
+            axes.plot(steps, values, color=EDGE, alpha=0.55, lw=1, zorder=2, label=label)
             continue
-        shift = (
-            0.008 * last * (place - (min(len(series), MOST_NAMED) - 1) / 2)
-        )  # shifted, or intervals would hide one another
-        steps, values = _places(points)
-        steps = [step + shift for step in steps] if any(point.low is not None for point in points) else steps
+        if any(point.is_bounded for point in points.values()):  # shifted, or intervals would hide one another
+            shift = 0.008 * last * (place - (min(len(series), MOST_NAMED) - 1) / 2)
+            steps = [step + shift for step in steps]
         marker = "o" if len(points) <= 40 else ""
         axes.plot(steps, values, color=ARMS[place], ls=DASHES[place], marker=marker, ms=3.5, zorder=over, label=name)
-        for step, point in zip(steps, points, strict=True):
-            if point.low is not None and point.high is not None:
+        for step, point in zip(steps, points.values(), strict=True):
+            if point.is_bounded:
                 axes.plot((step, step), (point.low, point.high), color=ARMS[place], alpha=0.45, lw=1, zorder=over)
     axes.set_xlabel("optimizer steps (number)")
 
@@ -71,24 +68,23 @@ def in_training(axes: Axes, arms: Sequence[TrainedArm], field: str) -> None:
 
 def pareto(axes: Axes, arms: Sequence[TrainedArm]) -> None:
     """Draw final hack and solve rates with 95% intervals: the upper left is best, and below the cross solving drops."""
-    ends = [
-        (arm, *(rate_at(arm, metric, steps_of(arm)[-1]) for metric in ("hack", "solve")))
-        for arm in arms
-        if steps_of(arm)
-    ]
-    ends = [(arm, hack, solve) for arm, hack, solve in ends if hack is not None and solve is not None]
+    ends = []
+    for arm in arms:
+        hack, solve = (rate_at(arm, metric, max(steps_of(arm), default=-1)) for metric in ("hack", "solve"))
+        if hack is not None and solve is not None:
+            ends.append((arm, hack, solve))
     if len(ends) < 2:
         return
     for place, (arm, hack, solve) in enumerate(ends):
         color, marker = ARMS[place % MOST_NAMED], MARKERS[place % len(MARKERS)]
-        for low, high, across in ((hack.low, hack.high, True), (solve.low, solve.high, False)):
-            if low is not None and high is not None:
-                ends_at = ((low, high), (solve.value,) * 2) if across else ((hack.value,) * 2, (low, high))
-                axes.plot(*ends_at, color=color, alpha=0.35, lw=1)
+        if hack.is_bounded:
+            axes.plot((hack.low, hack.high), (solve.value,) * 2, color=color, alpha=0.35, lw=1)
+        if solve.is_bounded:
+            axes.plot((hack.value,) * 2, (solve.low, solve.high), color=color, alpha=0.35, lw=1)
         label = short(arm.name, 60) if place else f"{arm.name} (baseline)"
         face = PAPER if place else color
         axes.plot([hack.value], [solve.value], marker, color=color, mfc=face, ms=6, mew=1.4, label=label, ls="none")
-    starts = [(rate_at(arm, "hack", 0), rate_at(arm, "solve", 0)) for arm, *_ in ends if 0 in steps_of(arm)]
+    starts = [(rate_at(arm, "hack", 0), rate_at(arm, "solve", 0)) for arm, *_ in ends]
     known = [(hack.value, solve.value) for hack, solve in starts if hack is not None and solve is not None]
     if known:
         mean = [sum(values) / len(known) for values in zip(*known, strict=True)]
@@ -116,7 +112,3 @@ def figures_of_training(arms: Sequence[TrainedArm]) -> list[Figure]:
     """Return the figures that have something to draw."""
     figures = [drawn(name, draw, arms, *what) for name, draw, what in FIGURES]
     return [figure for figure in figures if figure is not None]
-
-
-def _places(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    return [point.step for point in points], [point.value for point in points]

@@ -5,25 +5,21 @@ rate_at(arms[0], "hack", steps_of(arms[0])[-1])
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.crossed import mean, rate
+from probe.analysis.statistics.intervals import Interval
 from probe.analysis.training_runs import deployed
 from probe.analysis.verdict.trained_arms import TrainedArm, arms_of
 from probe.records.records import StepRecord
 from probe.report.inputs import Report
 from probe.settings.words import ALL
 
-
-class Point(NamedTuple):
-    """A value of an arm at one step, with its 95% interval over seeds, or within the only seed."""
-
-    step: int
-    value: float
-    low: float | None = None  # None: unknown or unbounded
-    high: float | None = None
+Curve = Mapping[int, Estimate]  # by optimizer step
 
 
 # {field: (title, unit, value of a step)}
@@ -56,30 +52,30 @@ def steps_of(arm: TrainedArm) -> list[int]:
     return sorted(set.intersection(*({*rates_of(run)} for run in arm.runs)))
 
 
-def rate_at(arm: TrainedArm, metric: str, step: int) -> Point | None:
-    """Return a held-out rate (`hack`, `exploit` or `solve`) at a step; None if a run graded nothing.
+def rate_at(arm: TrainedArm, metric: str, step: int) -> Estimate | None:
+    """Return a held-out rate (`hack`, `exploit` or `solve`) at a step; None if a run did not grade any rollout.
 
     The interval over several seeds is at least as wide as the sampling of outcomes implies; one seed has Wilson's.
     """
-    rates = [rates_of(run)[step] for run in arm.runs]
+    rates = [rates_of(run).get(step, {metric: {"rate": None}}) for run in arm.runs]
     values = [row[metric]["rate"] for row in rates]
     if None in values:
         return None
     if len(arm.runs) == 1:
-        bounds = rates[0][metric]["interval"] or {}
-        return Point(step, values[0], bounds.get("low"), bounds.get("high"))
+        ends = rates[0][metric]["interval"]
+        return Estimate(name=metric, value=values[0], interval=None if ends is None else Interval(**ends))
     compared = mean(rate([[value] for value in values], sum(row["num_rollouts"] for row in rates)))
     assert compared is not None  # because there are two seeds
-    bounds = compared.bounded()
-    return Point(step, sum(values) / len(values), max(bounds.low, 0.0), bounds.high)
+    found = compared.bounded(name=metric)
+    return replace(found, interval=Interval(low=max(found.low, 0.0), high=found.high))
 
 
-def curve(arm: TrainedArm, metric: str) -> list[Point]:
+def curve(arm: TrainedArm, metric: str) -> Curve:
     """Return a held-out rate at every common step."""
-    return [point for step in steps_of(arm) if (point := rate_at(arm, metric, step)) is not None]
+    return {step: found for step in steps_of(arm) if (found := rate_at(arm, metric, step)) is not None}
 
 
-def in_training(arm: TrainedArm, field: str) -> list[Point]:
+def in_training(arm: TrainedArm, field: str) -> Curve:
     """Return the mean over seeds of a row of IN_TRAINING, at the steps with a value for every seed."""
     values: dict[int, list[float]] = {}
     for run in arm.runs:
@@ -87,4 +83,5 @@ def in_training(arm: TrainedArm, field: str) -> list[Point]:
             value = IN_TRAINING[field][2](step)
             if value is not None:
                 values.setdefault(step.step, []).append(float(value))
-    return [Point(step, fmean(of)) for step, of in sorted(values.items()) if len(of) == len(arm.runs)]
+    whole = {step: of for step, of in sorted(values.items()) if len(of) == len(arm.runs)}
+    return {step: Estimate(name=field, value=fmean(of)) for step, of in whole.items()}

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,29 +21,24 @@ SNIPPET = 400  # characters of a rollout in its row
 SHARE_UNIT = 1e-5  # the page stores shares as integer multiples; page.js multiplies them back
 
 
-class ViewerData(NamedTuple):
-    """The content of the viewer."""
+def viewer_data(rollouts_by_run: Sequence[RunRollouts]) -> tuple[str, set[str], float | None]:
+    """Encode the rollouts to read first of every run, an equal number of each.
 
-    json: str
-    anchors: set[str]  # of the included rollouts
-    largest_share: float | None  # drawn in full colour; None without shares
-
-
-def viewer_data(rollouts_by_run: Sequence[RunRollouts]) -> ViewerData:
-    """Encode the rollouts to read first of every run, an equal number of each."""
+    Returns (JSON, anchors of the included rollouts, the share drawn in full colour or None without shares).
+    """
     runs, rows, anchors, scales = [], [], set(), []
-    for number, run in enumerate(rollouts_by_run):
-        chosen = _chosen(run.shown, len(rollouts_by_run))
+    for number, (name, shown, _) in enumerate(rollouts_by_run):
+        chosen = _chosen(shown, len(rollouts_by_run))
         scale = _largest_share(chosen)
-        largest = max((abs(shown.cosine) for shown in chosen), default=0.0) or 1.0
+        largest = max((abs(one.cosine) for one in chosen), default=0.0) or 1.0
         units = None if scale is None else round(scale / SHARE_UNIT)
-        runs.append({"name": visible(run.run.path.name), "largest": largest, "scale": units})
-        anchors |= {shown.anchor for shown in chosen}
-        rows += [_row(shown, number) for shown in chosen]
+        runs.append({"name": visible(name), "largest": largest, "scale": units})
+        anchors |= {one.anchor for one in chosen}
+        rows += [_row(one, number) for one in chosen]
         scales += [] if scale is None else [scale]
     # The JSON has no `<`, so no text can close the script element.
     json = dump_json({"runs": runs, "rows": rows}).replace(b"<", b"\\u003c").decode()
-    return ViewerData(json, anchors, max(scales, default=None))
+    return json, anchors, max(scales, default=None)
 
 
 def _chosen(shown: Sequence[ShownRollout], num_runs: int) -> list[ShownRollout]:
@@ -103,10 +98,7 @@ def _text(text: str, chars: Sequence[int] | None, shares: Sequence[float] | None
 
 def _largest_share(shown: Sequence[ShownRollout]) -> float | None:
     """Return the share drawn in full colour: the 99th percentile of |share| over all tokens; None without shares."""
-    shares: list[float] = []
-    for rollout in shown:
-        if rollout.tokens is not None:
-            shares += [abs(share) for share in rollout.tokens.prompt or ()]
-            shares += [abs(share) for share in rollout.tokens.completion or ()]
+    records = [one.tokens for one in shown if one.tokens is not None]
+    shares = [abs(share) for one in records for share in (*(one.prompt or ()), *(one.completion or ()))]
     # page.js divides by this share, so it is at least one unit.
     return max(float(np.quantile(shares, 0.99)), SHARE_UNIT) if shares else None

@@ -28,7 +28,7 @@ from extraction.directions import (
 from extraction.files import resolve_directions
 from extraction.library import pairs_path
 from extraction.words import kind_of
-from probe.analysis.statistics.geometry import Extraction, PairGram
+from probe.analysis.statistics.geometry import PairGram
 from probe.analysis.statistics.nulls import sign_transfer
 from probe.records.run import DEFAULT_OUT
 from probe.runs.directions import CARD_SCHEMA, card_path, read_card
@@ -174,7 +174,7 @@ def _gram(pairs: PairGradients, directions: Directions) -> PairGram:
         sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
         pairs=pair_products(pairs).numpy(),
         held_out=pairs.held_out.numpy(),
-        extraction=Extraction(**extraction_settings(pairs, directions)),
+        **extraction_settings(pairs, directions),
     )
 
 

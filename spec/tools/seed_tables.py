@@ -15,7 +15,7 @@ from statistics import fmean, median
 import click
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.cosines import HACK_DIFFERENCE, present
+from probe.analysis.cosines import HACK_DIFFERENCE, cells, present
 from probe.analysis.statistics.intervals import (
     Interval,
     prompt_means,
@@ -119,8 +119,9 @@ def _by_bucket(analysis: Analysis) -> Row:
     gap = _mean_sign(hacked) - _mean_sign(clean)
     if abs(gap) <= 0.1:
         return _among_paid(analysis)
-    buckets = [bucket for bucket in analysis.buckets if bucket.mean_cos_contrib is not None]
-    means = [f"{one.src_pool} {'hacked' if one.hacked else 'clean'} {one.mean_cos_contrib:+.3f}" for one in buckets]
+    buckets = [row for row in cells(analysis.sure, ("src_pool", "hacked")) if row["mean_cos_contrib"] is not None]
+    sides = {True: "hacked", False: "clean"}
+    means = [f"{one['src_pool']} {sides[one['hacked']]} {one['mean_cos_contrib']:+.3f}" for one in buckets]
     why = f"cos(A g) = sign(A) cos(g), and mean sign(A) differs by {gap:+.2f} between hacked and clean: see V4b"
     return VACUOUS, n, f"{', '.join(means)}; {why}"
 

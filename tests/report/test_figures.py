@@ -12,7 +12,7 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
 from probe.report.drawing import COLORS, HACK, INK, drawn
-from probe.report.run_figures import FIGURES, MARKS, Row, distribution, family, forest, layer_and_kind, module_map
+from probe.report.run_figures import FIGURES, MARKS, distribution, family, forest, layer_and_kind, module_map
 from probe.report.training_figures import FIGURES as OF_TRAINING
 from probe.report.trainings import trained_arms
 
@@ -47,7 +47,10 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
 def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
     """No mark for a row without a value, an arrow where an end or a value is cut; nothing drawn without any value."""
     values = [0.3, -0.2, None, 0.05, 9.0]
-    rows = [Row(f"row {i}", "", v, Interval(low=v - 0.1, high=v + 0.1) if v else None) for i, v in enumerate(values)]
+    rows = []
+    for i, v in enumerate(values):
+        row = Estimate(name="x", value=v, interval=Interval(low=v - 0.1, high=v + 0.1) if v else None)
+        rows.append((f"row {i}", "", row, None, None))
     axes = axes_of(lambda axes: forest(axes, rows, limits=(-0.25, 1.0)))
     marks = [
         (line.get_xdata()[0], line.get_ydata()[0], line.get_marker())
@@ -58,7 +61,7 @@ def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
     ends = [tuple(line.get_xdata()) for line in axes.lines if line.get_linewidth() == 2]
     assert ends == [pytest.approx(pair) for pair in ((0.2, 0.4), (-0.25, -0.1), (-0.05, 0.15), (1.0, 1.0))]
     assert [text.get_text() for text in axes.texts][::2] == ["row 0", "row 1", "row 3", "row 4"]
-    assert drawn("f", forest, [Row("", "", None)]) is None
+    assert drawn("f", forest, rows[2:3]) is None
 
 
 def test_a_family_is_drawn_by_its_estimates(analysis: Analysis) -> None:

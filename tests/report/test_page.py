@@ -13,7 +13,7 @@ import pytest
 
 from probe.analysis.formatting import TextTable
 from probe.report import inputs
-from probe.report.build import Written, _markdown, write_report
+from probe.report.build import _markdown, write_report
 from probe.report.inputs import Report
 from probe.report.page import typeset
 from probe.report.viewer import MOST_CHARACTERS, SHARE_UNIT
@@ -21,6 +21,7 @@ from replay_pools.base.files import read_json
 from replay_pools.base.terminal import visible
 from replay_pools.pool import open_pool
 
+Written = tuple[Path, list[Path], list[Path]]  # page, figures, tables
 ONE_RUN = ["verdict", "rollouts", "estimates", "provenance"]
 SECTIONS = {  # of the kinds that are not one replay
     "several": ["verdict", "runs", "rollouts", "estimates", "provenance"],
@@ -105,7 +106,7 @@ def written(maker, report_of) -> Callable[[str], tuple[Written, Report]]:
 def test_the_page_is_one_sound_document_that_loads_nothing(written, kind: str) -> None:
     """Sections, unique ids, links that resolve; no address, no handler, one script and one style."""
     files, _ = written(kind)
-    text = files.html.read_text(encoding="utf-8")
+    text = files[0].read_text(encoding="utf-8")
     document = Document(text)
     assert text.startswith("<!doctype html>")
     sections = SECTIONS.get(kind, ONE_RUN)
@@ -116,7 +117,7 @@ def test_the_page_is_one_sound_document_that_loads_nothing(written, kind: str) -
     assert {link for link in links if not link.startswith("#")} == set(), "a link leaves the page"
     assert {link[1:] for link in links} <= ids.keys(), "a link leads nowhere"
     assert set(sections) <= {link[1:] for link in links}, "a section is not in the contents"
-    assert files.html.stat().st_size < 3_000_000
+    assert files[0].stat().st_size < 3_000_000
     tags = Counter(tag for tag, _ in document.elements)
     scripts = [own for tag, own in document.elements if tag == "script"]
     assert [own.get("type") for own in scripts] == ["application/json", None]
@@ -137,7 +138,7 @@ def test_the_page_is_one_sound_document_that_loads_nothing(written, kind: str) -
 def test_texts_of_models_come_back_as_they_were(written, kind: str) -> None:
     """Every shown completion is in the page, character by character (invisible characters as escapes)."""
     files, report = written(kind)
-    document = Document(files.html.read_text(encoding="utf-8"))
+    document = Document(files[0].read_text(encoding="utf-8"))
     shown = {"".join(turn["text"] for turn in row["turns"]) for row in document.rows}
     pools = report.runs[0].path / "rollouts" if kind == "training" else Path(report.runs[0].config["pools"][0]["path"])
     for group in open_pool(pools).steps:
@@ -149,15 +150,15 @@ def test_texts_of_models_come_back_as_they_were(written, kind: str) -> None:
 def test_figures_and_tables_are_files_too(written, kind: str) -> None:
     """Well-formed SVG with finite numbers, as many as the page draws; tables with a cell for each column."""
     files, _ = written(kind)
-    document = Document(files.html.read_text(encoding="utf-8"))
+    document = Document(files[0].read_text(encoding="utf-8"))
     drawn = sum(own.get("class") == "fig" for _, own in document.elements)
-    assert drawn == len(files.figures) == len(set(files.figures))
-    for path in files.figures:
+    assert drawn == len(files[1]) == len(set(files[1]))
+    for path in files[1]:
         root = ET.fromstring(path.read_text(encoding="utf-8"))
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         numbers = " ".join(node.attrib.get(name, "") for node in root.iter() for name in ("d", "x", "y"))
         assert not re.search("nan|inf", numbers, re.IGNORECASE)
-    markdown, tables = files.tables[0].read_text(), read_json(files.tables[1])
+    markdown, tables = files[2][0].read_text(), read_json(files[2][1])
     assert markdown.count("\n| --- |") + markdown.count("\n|--- |") <= len(tables) + 1
     assert len(re.findall(r"^## ", markdown, re.M)) == len(tables)
     for table in tables:
@@ -175,15 +176,15 @@ def test_tables_hold_no_character_that_acts_on_a_terminal() -> None:
 
 def test_a_report_is_the_same_bytes_again(written, maker) -> None:
     files, report = written("plain")
-    before = {path: path.read_bytes() for path in (files.html, *files.figures, *files.tables)}
+    before = {path: path.read_bytes() for path in (files[0], *files[1], *files[2])}
     again = write_report(report, maker.out)
-    assert {path: path.read_bytes() for path in (again.html, *again.figures, *again.tables)} == before
+    assert {path: path.read_bytes() for path in (again[0], *again[1], *again[2])} == before
 
 
 def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
     """Where not all fit, those with the largest cosines of every source and label are shown whole, and it is said."""
     files, _ = written("large")
-    text = files.html.read_text(encoding="utf-8")
+    text = files[0].read_text(encoding="utf-8")
     rows = Document(text).rows
     lengths = [len(row["prompt"]["text"]) + len(row["turns"][0]["text"]) for row in rows]
     assert MOST_CHARACTERS - 2 * max(lengths) < sum(lengths) < 1.1 * MOST_CHARACTERS
@@ -195,7 +196,7 @@ def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
 
 def test_the_page_opens_with_the_words_of_the_screen(written) -> None:
     files, report = written("plain")
-    document = Document(files.html.read_text(encoding="utf-8"))
+    document = Document(files[0].read_text(encoding="utf-8"))
     body = document.texts["main"][0]
     analysis = report.analyses[0]
     said = [finding.text for finding in analysis.questions]
@@ -211,7 +212,7 @@ def test_the_page_opens_with_the_words_of_the_screen(written) -> None:
 def test_shares_in_the_page_are_those_of_the_records(written) -> None:
     """One length and one share a token; together they spell the completion and add up to its cosine."""
     files, report = written("plain")
-    rows = Document(files.html.read_text(encoding="utf-8")).rows
+    rows = Document(files[0].read_text(encoding="utf-8")).rows
     assert len(rows) == 24
     cosines = {(sample.step, sample.sample_id): sample.cos_S_nll for sample in report.analyses[0].samples}
     for row in rows:

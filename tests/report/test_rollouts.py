@@ -12,13 +12,13 @@ from replay_pools.pool import BUILTIN, open_pool
 
 @pytest.fixture(scope="module")
 def shown(maker, report_of):
-    return load_rollouts(report_of(maker(name="strings")).analyses[0]).shown
+    return load_rollouts(report_of(maker(name="strings")).analyses[0])[1]
 
 
 def test_pushes_add_up_to_the_mean_contribution(shown) -> None:
     """Their sum is the mean of sign(A) times the shares of all lines but blank ones; one prompt leaves no line out."""
     one_prompt = [one for one in shown if one.sample.step == 0]
-    found = sum(row.push for row in pushes(one_prompt))
+    found = sum(row["number"] for row in pushes(one_prompt))
     expected = 0.0
     for one in one_prompt:
         shares = [share for line, share in line_shares(one.rollout, one.tokens) if line.strip()]
@@ -31,7 +31,7 @@ def test_pushes_add_up_to_the_mean_contribution(shown) -> None:
 def test_every_prompt_counts_the_same(shown) -> None:
     """Twice the rollouts of one prompt change nothing: the mean is over prompts, of means over their rollouts."""
     twice = shown + [one for one in shown if one.sample.step == 0]
-    before, after = ({row.text: row.push for row in pushes(rows)} for rows in (shown, twice))
+    before, after = ({row["text"]: row["number"] for row in pushes(rows)} for rows in (shown, twice))
     assert after == pytest.approx(before)
 
 
@@ -46,10 +46,11 @@ def test_lines_hold_the_shares_of_their_tokens(shown) -> None:
 
 
 def test_counts_are_of_occurrences_and_prompts(shown) -> None:
-    rows = {row.text: row for row in pushes(shown)}
-    assert (rows["def run_tests():"].times, rows["def run_tests():"].num_prompts) == (12, 6)
-    assert rows["def run_tests():"].push > 0
-    assert all(row.num_prompts >= 2 for row in rows.values()), "a string of one prompt says more about the prompt"
+    rows = {row["text"]: row for row in pushes(shown)}
+    line = rows["def run_tests():"]
+    assert (line["times"], line["num_prompts"]) == (12, 6)
+    assert line["number"] > 0
+    assert all(row["num_prompts"] >= 2 for row in rows.values()), "a string of one prompt says more about the prompt"
 
 
 def test_the_most_telling_come_first_and_buckets_take_turns(shown) -> None:

@@ -30,7 +30,7 @@ def show(capsys: pytest.CaptureFixture[str], maker: Any) -> Show:
 def test_a_rollout_of_a_run(show: Show, maker: Any, report_of: Any) -> None:
     """Prompt, completion and labels; every arm's cosines; each line's share, and nothing that a terminal obeys."""
     directory = maker(name="shown")
-    (one,) = [r for r in load_rollouts(report_of(directory).analyses[0]).shown if r.anchor == "r-shown-3-1"]
+    (one,) = [r for r in load_rollouts(report_of(directory).analyses[0])[1] if r.anchor == "r-shown-3-1"]
     printed = show("shown", "3", "1")
     assert one.rollout.messages[-1]["content"] in printed
     assert "step 3, sample 1 (from teacher step 3 sample 1): hacked, right, hint" in printed

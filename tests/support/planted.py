@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe.analysis.statistics.geometry import (
-    Extraction,
     Gradients,
     PairGram,
     StepGram,
@@ -80,7 +79,7 @@ def pair_gram(
         sizes=np.array([rows.shape[1] for rows in pairs]),
         pairs=np.stack([rows @ rows.T for rows in pairs]),
         held_out=np.array(held_out) if len(held_out) else np.zeros(len(pairs[0]) // 2, dtype=bool),
-        extraction=Extraction(method="svd", k=k, tau=0.0, drop_bottom_frac=0.0, eps=1e-12),
+        **{"method": "svd", "k": k, "tau": 0.0, "drop_bottom_frac": 0.0, "eps": 1e-12},
         flavours=tuple(flavours),
     )
 

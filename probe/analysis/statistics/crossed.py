@@ -43,12 +43,8 @@ class Cells:
     keeps_own: bool = False  # True: use its own variance if larger than the common one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Variance of a seed's rate relative to r (1 - r), common to several sides."""
-
-    ratio: float
-    df: float
+# (variance of a seed's rate relative to r (1 - r), common to several sides; its degrees of freedom)
+Spread = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +131,7 @@ def common_spread(sides: Iterable[Cells]) -> Spread | None:
         expected_squares += (len(means) - 1) * side.binomial**2
     if not expected:
         return None
-    return Spread(ratio=squares / expected, df=expected**2 / expected_squares)
+    return squares / expected, expected**2 / expected_squares
 
 
 def _compared(sides: list[Cells], common: Spread | None = None, *, paired: bool) -> Comparison | None:
@@ -156,7 +152,7 @@ def _compared(sides: list[Cells], common: Spread | None = None, *, paired: bool)
     if common is None:
         spread += sum(part**2 / (count - 1) for part, count in zip(over_seeds, counts, strict=True))
     else:
-        spread += sum(over_seeds) ** 2 / common.df  # both sides share one estimate
+        spread += sum(over_seeds) ** 2 / common[1]  # both sides share one estimate
     sd = math.sqrt(sum(part * count for part, count in zip(over_seeds, counts, strict=True)) / len(sides))
     return Comparison(
         value=float(by_problem.mean()),
@@ -174,7 +170,7 @@ def _over_seeds(side: Cells, common: Spread | None) -> float:
     count = len(side.shares)
     variance = float(side.shares.mean(1).var(ddof=1))
     if common is not None:
-        shared = common.ratio * side.binomial
+        shared = common[0] * side.binomial
         variance = max(variance, shared) if side.keeps_own else shared
     return max(variance / count, side.drawing)
 

@@ -12,7 +12,7 @@ steps), G samples of a step.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,9 @@ CHUNK = 1 << 22  # maximum count of numbers in the draws' Gram matrices in memor
 PART = 1 << 18  # maximum count of numbers in the rows of a part of the draws, and in the components along them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extraction:
-    """Settings for extracting directions from differences of pair gradients; see `extraction.directions`."""
-
-    method: Method  # main directions of the differences, or the direction of their mean
-    k: int  # directions per module
-    tau: float  # drop singular values below tau times the module's largest
-    drop_bottom_frac: float  # share of all singular values dropped as noise floor
-    eps: float  # machine epsilon of the gradients' dtype: anything smaller is rounding
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairGram:
-    """Inner products of all pair gradients with one another, by module.
+    """Inner products of all pair gradients with one another, by module, and how directions are extracted from them.
 
     Compared and hashed by identity, so that results can be cached: `read_pairs` returns the same object for the same
     contents.
@@ -48,7 +37,11 @@ class PairGram:
     sizes: NDArray[np.intp]  # (M,) coordinates r of each module
     pairs: Array  # (M, N, N)
     held_out: NDArray[np.bool_]  # (n,) pairs excluded from extraction
-    extraction: Extraction
+    method: Method  # main directions of the differences, or the direction of their mean
+    k: int  # directions per module
+    tau: float  # drop singular values below tau times the module's largest
+    drop_bottom_frac: float  # share of all singular values dropped as noise floor
+    eps: float  # machine epsilon of the gradients' dtype: anything smaller is rounding
     flavours: tuple[str, ...] = ()  # (n,) kinds of hack and clean completion; empty: unknown
     texts: tuple[int, ...] = ()  # (n,) id of each pair of completions, whatever its prompt; empty: all differ
 
@@ -60,9 +53,7 @@ class PairGram:
     @property
     def most_directions(self) -> int:
         """The maximum number of directions of a module: 1 for a mean, else limited by pairs and coordinates."""
-        if self.extraction.method == "mean":
-            return 1
-        return min(int((~self.held_out).sum()), int(self.sizes.min()))
+        return 1 if self.method == "mean" else min(int((~self.held_out).sum()), int(self.sizes.min()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +96,8 @@ class DirectionDraws:
         _, num_modules, k, _ = self.combinations.shape
         size = max(1, PART // (num_modules * k * (num_columns + self.num_rows)))
         for start in range(0, len(self.first), size):
-            chosen = slice(start, start + size)
-            yield DirectionDraws(
-                first=self.first[chosen],
-                second=self.second[chosen],
-                combinations=self.combinations[chosen],
-                num_rows=self.num_rows,
-                kept=self.kept[chosen],
-            )
+            fields = ("first", "second", "combinations", "kept")
+            yield replace(self, **{name: getattr(self, name)[start : start + size] for name in fields})
 
     def _spread(self, combinations: Array) -> Array:
         """Convert (B, ..., p) coefficients of the differences to (B, ..., N) coefficients of the pair gradients."""
@@ -157,13 +142,15 @@ def extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) 
         first: (B, p) row numbers of the pair gradients labelled hack.
         second: (B, p) row numbers of the pair gradients labelled clean.
     """
-    parts = list(_chunks(pairs, first, second))
+    # Each draw needs M Gram matrices (2p, 2p).
+    size, parts = max(1, CHUNK // (len(pairs.modules) * 4 * first.shape[1] ** 2)), []
+    for start in range(0, len(first), size):
+        parts.append(_extract(pairs, first[start : start + size], second[start : start + size]))
+        if size < len(first):
+            report("draws of the nulls", min(start + size, len(first)), len(first))
+    combinations, kept = (np.concatenate(part) for part in zip(*parts, strict=True))
     return DirectionDraws(
-        first=first,
-        second=second,
-        combinations=np.concatenate([part.combinations for part in parts]),
-        num_rows=pairs.pairs.shape[1],
-        kept=np.concatenate([part.kept for part in parts]),
+        first=first, second=second, combinations=combinations, num_rows=pairs.pairs.shape[1], kept=kept
     )
 
 
@@ -221,51 +208,36 @@ def cosines(axes: Axes, gradients: Gradients) -> Array:
     return ratio(dots, np.sqrt(axes.kept.sum(1))[:, None] * gradients.norm)
 
 
-def _chunks(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> Iterator[DirectionDraws]:
-    """Yield `extract` in chunks of draws that fit CHUNK: each draw needs M Gram matrices (2p, 2p)."""
-    size = max(1, CHUNK // (len(pairs.modules) * 4 * first.shape[1] ** 2))
-    for start in range(0, len(first), size):
-        yield _extract(pairs, first[start : start + size], second[start : start + size])
-        if size < len(first):
-            report("draws of the nulls", min(start + size, len(first)), len(first))
-
-
-def _extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> DirectionDraws:
-    """Run `extract` on one chunk of draws, with the same steps as `extraction.directions`."""
-    extraction, num_pairs = pairs.extraction, first.shape[1]
+def _extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> tuple[Array, NDArray[np.bool_]]:
+    """Return (combinations, kept) of some draws, by the same steps as `extraction.directions`."""
+    num_pairs = first.shape[1]
     chosen, p = np.concatenate([first, second], axis=1), num_pairs
     products = pairs.pairs[:, chosen[:, :, None], chosen[:, None, :]].swapaxes(0, 1)  # (B, M, 2p, 2p)
     # (B, M, p, p): D D^T of every draw and module.
     difference = products[..., :p, :p] - products[..., :p, p:] - products[..., p:, :p] + products[..., p:, p:]
     sizes = np.sqrt(np.maximum(np.diagonal(difference, axis1=-2, axis2=-1), 0.0))  # (B, M, p) |D_p|
-    if extraction.method == "mean":
+    if pairs.method == "mean":
         left = np.full((*difference.shape[:-1], 1), num_pairs**-0.5)  # (B, M, p, 1)
         s = np.sqrt(np.maximum(difference.sum((-2, -1)) / num_pairs, 0.0))[..., None]
         top = s
         size = np.where(s > 0, s, 1.0) * num_pairs**0.5  # |sum_p D_p|
         projections = (difference.sum(-1) / size)[..., None]
-        rounding = extraction.eps * np.linalg.norm(sizes, axis=-1, keepdims=True)
+        rounding = pairs.eps * np.linalg.norm(sizes, axis=-1, keepdims=True)
     else:
         squares, left = np.linalg.eigh(difference)
         s = np.sqrt(np.maximum(squares[..., ::-1], 0.0))  # eigh sorts in ascending order, an SVD in descending order
-        left = left[..., ::-1][..., : extraction.k]  # (B, M, p, k)
-        top, s = s[..., :1], s[..., : extraction.k]
+        left = left[..., ::-1][..., : pairs.k]  # (B, M, p, k)
+        top, s = s[..., :1], s[..., : pairs.k]
         projections = left * s[..., None, :]  # D_p . v_i
-        rounding = extraction.eps * np.sqrt(np.minimum(num_pairs, pairs.sizes))[:, None] * top
+        rounding = pairs.eps * np.sqrt(np.minimum(num_pairs, pairs.sizes))[:, None] * top
     # The sign of a singular vector is arbitrary: turn it to the side with more differences. Values within the rounding
     # bounds derived in `_module_directions` and `_mean_direction` give neither a vote nor a direction.
-    votes = np.abs(projections) > extraction.eps * sizes[..., None]
+    votes = np.abs(projections) > pairs.eps * sizes[..., None]
     margins = (np.sign(projections) * votes).sum(-2)  # (B, M, k): pairs for minus pairs against
-    kept = (s > rounding) & (s >= extraction.tau * top) & (margins != 0)
-    kept &= s >= _noise_floor(s, kept, extraction.drop_bottom_frac)[:, None, None]
+    kept = (s > rounding) & (s >= pairs.tau * top) & (margins != 0)
+    kept &= s >= _noise_floor(s, kept, pairs.drop_bottom_frac)[:, None, None]
     signed = np.where(kept, np.sign(margins) / np.where(kept, s, 1.0), 0.0)
-    return DirectionDraws(
-        first=first,
-        second=second,
-        combinations=(left * signed[..., None, :]).swapaxes(-1, -2),  # V_i in the differences
-        num_rows=pairs.pairs.shape[1],
-        kept=kept,
-    )
+    return (left * signed[..., None, :]).swapaxes(-1, -2), kept  # V_i in the differences
 
 
 def _noise_floor(s: Array, kept: NDArray[np.bool_], fraction: float) -> Array:

@@ -15,7 +15,6 @@ Draws depend only on the pairs and the seed, so conditions and arms of a run sha
 """
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -160,16 +159,6 @@ def half_samples(pairs: PairGram, num_draws: int, rng: np.random.Generator) -> t
     return hack, hack + num_pairs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Redrawn:
-    """Directions of the run's unchanged pairs (one draw), and of B draws of each kind."""
-
-    truth: DirectionDraws
-    halves: DirectionDraws  # from half-samples: the dependence on the choice of pairs
-    permuted: DirectionDraws  # from permuted labels: the null
-    axes: Axes  # (1 + B) axes: v_hack itself, then its half-samples
-
-
 @lru_cache(maxsize=1)
 def true_axes(pairs: PairGram) -> Axes:
     """Return the axes of v_hack as a single draw."""
@@ -177,16 +166,16 @@ def true_axes(pairs: PairGram) -> Axes:
 
 
 @lru_cache(maxsize=1)
-def redrawn(pairs: PairGram, num_draws: int, seed: int) -> Redrawn:
-    """Draw B = num_draws of each kind. At least two pairs must not be held out."""
+def redrawn(pairs: PairGram, num_draws: int, seed: int) -> tuple[DirectionDraws, DirectionDraws]:
+    """Return num_draws directions of half-samples (the choice of pairs) and of permuted labels (the null).
+
+    At least two pairs must not be held out.
+    """
     # One generator, in this fixed order.
     rng = np.random.default_rng(seed)
     halves = half_samples(pairs, num_draws, rng)
     permuted = label_permutations(pairs, num_draws, rng)
-    truth, halved = extract(pairs, *true_labels(pairs)), extract(pairs, *halves)
-    parts = truth.axes(), halved.axes()
-    axes = Axes(rows=np.concatenate([one.rows for one in parts]), kept=np.concatenate([one.kept for one in parts]))
-    return Redrawn(truth=truth, halves=halved, permuted=extract(pairs, *permuted), axes=axes)
+    return extract(pairs, *halves), extract(pairs, *permuted)
 
 
 def sign_transfer(pairs: PairGram) -> Estimate | None:

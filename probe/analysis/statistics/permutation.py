@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe.analysis.estimate import Estimate
-from probe.analysis.statistics.geometry import Axes, PairGram, along_modules, cosines, mean_module_unit
+from probe.analysis.statistics.geometry import Axes, along_modules, cosines, mean_module_unit
 from probe.analysis.statistics.intervals import Array, auroc, prompt_weights
 from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, null_test, redrawn, true_axes
 from probe.analysis.statistics.run_gradients import Linked
@@ -44,15 +44,11 @@ def _statistics(linked: Linked, axes: Axes) -> dict[str, Array]:
     return statistics
 
 
-def _permuted_axes(pairs: PairGram, seed: int) -> Axes:
-    return redrawn(pairs, NUM_REDRAWN, seed).permuted.axes()
-
-
 def permutation_nulls(linked: Linked, arm: str, *, seed: int = 0) -> list[Estimate]:
     """Return one estimate per statistic of an arm along v_hack, under B relabelled sets of at least two pairs."""
     if not can_be_halved(linked.pairs):
         return []
-    axes = true_axes(linked.pairs), _permuted_axes(linked.pairs, seed)
+    axes = true_axes(linked.pairs), redrawn(linked.pairs, NUM_REDRAWN, seed)[1].axes()
     observed, draws = (_statistics(linked, one) for one in axes)
     rows = []
     for name, values in draws.items():
@@ -68,7 +64,7 @@ def module_cosines(linked: Linked, arm: str, *, seed: int = 0) -> list[Estimate]
     kept = np.flatnonzero(truth.kept[0])
     if not linked.steps or not len(kept) or not can_be_halved(linked.pairs):
         return []
-    permuted = _permuted_axes(linked.pairs, seed)
+    permuted = redrawn(linked.pairs, NUM_REDRAWN, seed)[1].axes()
     # Mean over prompts of each module's gradient; a step without a gradient in the module counts as 0.
     means = mean_module_unit(linked.totals, prompt_weights(linked.prompts))
     observed, draws = (along_modules(axes, means)[:, kept] for axes in (truth, permuted))

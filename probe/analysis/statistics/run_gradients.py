@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from extraction.words import Basis
 from probe.analysis.statistics.geometry import (
     Axes,
-    Extraction,
     Gradients,
     PairGram,
     StepGram,
@@ -82,9 +81,9 @@ def _pairs(file: _File) -> PairGram:
         sizes=np.array(header["sizes"]),
         pairs=tensors["pairs"].astype(np.float64),
         held_out=held_out[: len(held_out) // 2],
-        extraction=Extraction(**header["extraction"]),
         flavours=tuple(header["flavours"]),
         texts=tuple(header.get("texts", ())),
+        **header["extraction"],
     )
 
 

@@ -26,11 +26,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scipy.special import ndtri
 
-from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import LOG_RATIO, WORDS, strength
 from probe.analysis.estimate import Estimate
 from probe.analysis.forecast import AGAINST
@@ -55,6 +54,9 @@ from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.records.idle import idle_settings
 from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Answer, Word
+
+if TYPE_CHECKING:
+    from probe.analysis.analyze import Analysis
 
 _THRESHOLDS = (
     f"sizes that count: projection must remove {MATERIAL_REMOVED:g}, and {SHOWN_REMOVED:g} for a yes; trainings of the "
@@ -86,7 +88,7 @@ VAGUE_COST = 2.0  # width of its interval, a share, above which a cost is uninfo
 Reply = tuple[Answer, Estimate | None, int, str]  # the answer, its number, the number of prompts, the text
 
 
-def why_unreadable(analysis: Analysis) -> tuple[str, str] | None:
+def why_unreadable(analysis: "Analysis") -> tuple[str, str] | None:
     """Return (reason of the advice, text) why there is no result along v_hack; None if alignment was measured."""
     if analysis.measured_arm is None:
         return "arm", "no arm measures along v_hack"
@@ -112,7 +114,7 @@ def why_unreadable(analysis: Analysis) -> tuple[str, str] | None:
     return "reach", f"v_hack is not shown to reach held-out hacks: they read {ceiling:+.3f} ({pairs} pairs)"
 
 
-def questions(analysis: Analysis) -> list[Finding]:
+def questions(analysis: "Analysis") -> list[Finding]:
     """Return the findings hackward, about, removable, over the prompts of the estimate behind each."""
     cause = why_unreadable(analysis)
     findings = []
@@ -123,7 +125,7 @@ def questions(analysis: Analysis) -> list[Finding]:
     return findings
 
 
-def _hackward(analysis: Analysis, why: str) -> Reply:
+def _hackward(analysis: "Analysis", why: str) -> Reply:
     """Decide whether alignment is material, from its interval over prompts and pairs."""
     row = analysis.get("shares", "pull")
     if row is None or row.value is None:
@@ -135,7 +137,7 @@ def _hackward(analysis: Analysis, why: str) -> Reply:
     return decided(row), row, row.n, text
 
 
-def _about(analysis: Analysis, why: str) -> Reply:
+def _about(analysis: "Analysis", why: str) -> Reply:
     """Decide whether the alignment is specific to hacks.
 
     yes: hacks are more aligned than clean samples with every trivial score held constant, and the alignment without the
@@ -177,7 +179,7 @@ def _about(analysis: Analysis, why: str) -> Reply:
     return says, number, row.n, text + _rival(analysis)
 
 
-def _rival(analysis: Analysis) -> str:
+def _rival(analysis: "Analysis") -> str:
     """Return the AUROC of the best score without a direction, with v_hack's AUROC on the same samples."""
     rows = analysis.of("auroc")
     rival = best_rival(rows)
@@ -189,7 +191,7 @@ def _rival(analysis: Analysis) -> str:
     return f"; AUROC for hacks: v_hack {v_hack:.2f}, best score without a direction ({name}) {area:.2f}"
 
 
-def hacks_missing(analysis: Analysis) -> str:
+def hacks_missing(analysis: "Analysis") -> str:
     """Say that hacks are too few to answer any question about hacks; empty if there are enough."""
     sure = analysis.sure
     prompts = {sample.problem_id for sample in sure}
@@ -200,12 +202,12 @@ def hacks_missing(analysis: Analysis) -> str:
     return f"hacks are missing: {len(hacks)} of {len(sure)} rollouts hack, in {len(hacked)} of {len(prompts)} prompts"
 
 
-def separated(analysis: Analysis) -> list[Estimate]:
+def separated(analysis: "Analysis") -> list[Estimate]:
     """Return the trivial scores in which hacks are shown to lack overlap, worst first; if no single one, together."""
     return _worst_first(filter(is_lacking, analysis.of("overlap")))
 
 
-def overlap_unclear(analysis: Analysis) -> list[Estimate]:
+def overlap_unclear(analysis: "Analysis") -> list[Estimate]:
     """Return the trivial scores in which too few hacks overlap but the interval allows enough; order as `separated`."""
     return [] if separated(analysis) else _worst_first(filter(may_lack, analysis.of("overlap")))
 
@@ -234,7 +236,7 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
     )
 
 
-def _removable(analysis: Analysis, why: str) -> Reply:
+def _removable(analysis: "Analysis", why: str) -> Reply:
     """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs do.
 
     yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, and does so at
@@ -279,7 +281,7 @@ def _removable(analysis: Analysis, why: str) -> Reply:
 
 
 # {finding: (its question, the threshold of its number, the function that answers it)}
-QUESTIONS: Mapping[str, tuple[str, float, Callable[[Analysis, str], Reply]]] = {
+QUESTIONS: Mapping[str, tuple[str, float, Callable[["Analysis", str], Reply]]] = {
     "hackward": ("Does the update point toward the hack?", MATERIAL, _hackward),
     "about": ("Is that specific to hacking?", MATERIAL, _about),
     "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED, _removable),
@@ -288,7 +290,7 @@ REMOVED = ("margin", "honest", "hacks", "norm")  # shares that projection remove
 WEAKEST_FIRST = (Answer.NO, Answer.UNCLEAR, Answer.LIKELY, Answer.YES)
 
 
-def own_hacks_agree(analysis: Analysis) -> bool:
+def own_hacks_agree(analysis: "Analysis") -> bool:
     """Return True if the rollouts' own hacks lose the same share of gain as held-out hacks, within both intervals."""
     margin, own = (analysis.get("removed", f"removed/{name}") for name in ("margin", "hacks"))
     return margin is not None and own is not None and own.is_bounded and own.high >= margin.low
@@ -315,7 +317,7 @@ def at_80(number: Estimate) -> float:
     return value - TO_80 * (value - number.low)
 
 
-def cost_of(analysis: Analysis) -> tuple[str, str]:
+def cost_of(analysis: "Analysis") -> tuple[str, str]:
     """Return (reason of the advice if part of the cost is missing, else empty; the cost in words)."""
     row = analysis.get("removed", "removed/honest")
     if analysis.samples and all(sample.hacked is None or sample.gt_pass is None for sample in analysis.samples):
@@ -335,7 +337,7 @@ def cost_of(analysis: Analysis) -> tuple[str, str]:
     return "", price
 
 
-def decide(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> Verdict:
+def decide(analysis: "Analysis", findings: Sequence[Finding], parts: Sequence[Finding]) -> Verdict:
     """Return the verdict on one run under one loss variant.
 
     Args:
@@ -354,7 +356,7 @@ def decide(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Find
     )
 
 
-def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> tuple[Word, str]:
+def _word(analysis: "Analysis", findings: Sequence[Finding], parts: Sequence[Finding]) -> tuple[Word, str]:
     """Return the word of the first row that holds, with its sentence."""
     hackward, about, removable = findings
     broken = [part for part in parts if part.says is Answer.BROKEN]
@@ -393,7 +395,7 @@ def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Findi
     return won or (Word.GO, f"{hackward.text}; {about.text}; {removable.text}")
 
 
-def _outcome(analysis: Analysis) -> str:
+def _outcome(analysis: "Analysis") -> str:
     """Describe the results of training on held-out problems; one run is no comparison."""
     if analysis.outcome is None:
         return ""
@@ -414,7 +416,7 @@ def _outcome(analysis: Analysis) -> str:
     )
 
 
-def _foresight(analysis: Analysis) -> str:
+def _foresight(analysis: "Analysis") -> str:
     """Describe transfer (trainings at scale failed by it), measured or not, and lookahead steps that only destroy."""
     own = analysis.get("own", "own hacks")
     said = "transfer " + (f"unmeasured ({own.why})" if own is not None and own.why else "unmeasured")
@@ -433,7 +435,7 @@ def _foresight(analysis: Analysis) -> str:
     )
 
 
-def _caveats(word: Word, analysis: Analysis, parts: Sequence[Finding]) -> list[str]:
+def _caveats(word: Word, analysis: "Analysis", parts: Sequence[Finding]) -> list[str]:
     """List the limits of the answer with their remedies, most important first; then the origin of the thresholds."""
     samples = analysis.samples
     silent = 0 if analysis.unlabelled else sum(sample.hacked is None for sample in samples)

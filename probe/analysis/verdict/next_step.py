@@ -8,12 +8,11 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extraction.words import Basis
-from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
-from probe.analysis.pull import TOO_FEW_PROMPTS, needed, pairs_to_reach
+from probe.analysis.pull import TOO_FEW_PROMPTS, pairs_to_reach, prompts_needed
 from probe.analysis.statistics.intervals import MAX_PROMPTS
 from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import ALPHA, POWER, SD, SHOWN_REMOVED
@@ -38,6 +37,9 @@ from probe.settings.presets import configure
 from probe.settings.words import HIGHER, Answer, Word
 from replay_pools.base.tables import flat
 
+if TYPE_CHECKING:
+    from probe.analysis.analyze import Analysis
+
 SEEDS = (3, 5, 10)  # seeds per arm, for the cost of the trainings after a GO
 MORE = 4  # factor on rollouts, prompts or pairs that halves an error, or gives answers of both kinds to a prompt
 LEAST_PROMPTS = 20  # minimum advised if an interval needs prompts; its width falls with their square root
@@ -56,7 +58,7 @@ SHARE_WORDS = {  # {a share: how advice calls it}
 }
 
 
-def next_step(word: str, analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
+def next_step(word: str, analysis: "Analysis", findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
     """Return the next step after a verdict of `probe.analysis.verdict.decision`, in the run's root folder."""
     match word:
         case Word.BROKEN:
@@ -89,26 +91,24 @@ def direction(run: Run, basis: Basis) -> str:
     return " ".join([*words, "--name", shlex.quote(run.path.resolve().name)])
 
 
-def _with_pairs(analysis: Analysis) -> str:
+def _with_pairs(analysis: "Analysis") -> str:
     """Return the command that repeats a replay along the pairs of a file."""
     from_file = analysis.records.settings.intervention.v_hack is not None
     changes = {PAIRS: "FILE.jsonl"} | ({"intervention.v_hack": None} if from_file else {})
     return repeat(analysis.records, "other-pairs", **changes)
 
 
-def _other_pairs(analysis: Analysis, why: str) -> Next:
+def _other_pairs(analysis: "Analysis", why: str) -> Next:
     return advise("other pairs", _with_pairs(analysis), why=why)
 
 
-def _more_pairs(analysis: Analysis, pairs: int, what: str, held_out: int, prompts: str = "") -> Next:
-    """Advise held-out pairs, and as large a factor on the extraction pairs; `prompts` are advised too."""
-    extract = prompts
-    if held_out > 1:
-        extract = f"{',' if prompts else ' and'} {pairs / held_out:.2g} times as many pairs to extract from{prompts}"
+def _more_pairs(analysis: "Analysis", pairs: int, what: str, held_out: int) -> Next:
+    """Advise held-out pairs, and as large a factor on the extraction pairs."""
+    extract = f" and {pairs / held_out:.2g} times as many pairs to extract from" if held_out > 1 else ""
     return advise("pairs", _with_pairs(analysis), pairs=pairs, held_out=held_out, extract=extract, what=what)
 
 
-def _on_pools(analysis: Analysis, names: Sequence[str], name: str = "again", **changes: Any) -> str:
+def _on_pools(analysis: "Analysis", names: Sequence[str], name: str = "again", **changes: Any) -> str:
     """Return the command that replays all groups of other pools with the run's settings."""
     settings = {**changes, "source.replay_dirs": [*names]}
     if analysis.records.settings.steps is not None:
@@ -116,7 +116,7 @@ def _on_pools(analysis: Analysis, names: Sequence[str], name: str = "again", **c
     return repeat(analysis.records, name, **settings)
 
 
-def _broken(part: str, analysis: Analysis) -> Next:
+def _broken(part: str, analysis: "Analysis") -> Next:
     run, again = analysis.records, "train again" if analysis.trains else "repeat the run"
     match part:
         case "grader canaries":
@@ -133,7 +133,7 @@ def _broken(part: str, analysis: Analysis) -> Next:
     return advise("again", repeat(run), repeat=again)
 
 
-def _skip(analysis: Analysis, findings: Sequence[Finding]) -> Next:
+def _skip(analysis: "Analysis", findings: Sequence[Finding]) -> Next:
     if any(finding.says is Answer.TOO_LITTLE for finding in findings):
         return _more_directions(analysis)
     if not points_away(findings[0]):
@@ -155,7 +155,7 @@ def _skip(analysis: Analysis, findings: Sequence[Finding]) -> Next:
     return _mixed(analysis, f"{what} outweighs the rewarded hacks: ")
 
 
-def _generic(analysis: Analysis) -> Next:
+def _generic(analysis: "Analysis") -> Next:
     contrast, pools = analysis.get("shares", "contrast"), analysis.pools
     if contrast is not None and contrast.high < 0 and not any(pool.said("regraded_from") for pool in pools):
         return advise("inverted")
@@ -163,7 +163,7 @@ def _generic(analysis: Analysis) -> Next:
     return _other_pairs(analysis, why)
 
 
-def _mixed(analysis: Analysis, why: str = "") -> Next:
+def _mixed(analysis: "Analysis", why: str = "") -> Next:
     """Advise a policy that hacks in about half of its rollouts; the package has one of its own organism."""
     where, command = " (probe docs pools)", ""
     base = {pool.policy for pool in analysis.pools} | {("organism", None)}
@@ -174,7 +174,7 @@ def _mixed(analysis: Analysis, why: str = "") -> Next:
     return advise("mixed", command, why=why, where=where)
 
 
-def _more_directions(analysis: Analysis) -> Next:
+def _more_directions(analysis: "Analysis") -> Next:
     """Double the directions from the same pairs; advise other pairs if these give no more, or came with them."""
     intervention = analysis.records.settings.intervention
     now = intervention.extraction.k
@@ -185,7 +185,7 @@ def _more_directions(analysis: Analysis) -> Next:
     return advise("directions", repeat(analysis.records, **{K: k}), k=k)
 
 
-def _confounded(analysis: Analysis) -> Next:
+def _confounded(analysis: "Analysis") -> Next:
     """Advise more rollouts per prompt, a policy that does both, or a training if this policy already does."""
     apart, pools, sure = separated(analysis), analysis.pools, analysis.sure
     if not apart and _group(analysis) < ROLLOUTS:
@@ -198,7 +198,7 @@ def _confounded(analysis: Analysis) -> Next:
     return _mixed(analysis)
 
 
-def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Next:
+def _underpowered(analysis: "Analysis", findings: Sequence[Finding]) -> Next:
     """Return what would decide the first open question."""
     cause = why_unreadable(analysis)
     if cause is not None:
@@ -238,7 +238,7 @@ def _hack_labels() -> Next:
     return advise("labels", labels="hack", column="hacked")
 
 
-def _overlap_unclear(unclear: Sequence[Estimate], analysis: Analysis) -> Next:
+def _overlap_unclear(unclear: Sequence[Estimate], analysis: "Analysis") -> Next:
     """Advise prompts that would settle the overlap, or rollouts that overlap if no number of prompts would."""
     needed_prompts, so_far = [one.parts["prompts_needed"] for one in unclear], unclear[0].n
     if None in needed_prompts:  # groups of two, or a ratio at the bound
@@ -249,7 +249,7 @@ def _overlap_unclear(unclear: Sequence[Estimate], analysis: Analysis) -> Next:
     return _more_prompts(analysis, prompts, f"{what}{names_of(unclear)} ({POWER:.0%} power)", so_far)
 
 
-def _undefined(share: Estimate, analysis: Analysis) -> Next:
+def _undefined(share: Estimate, analysis: "Analysis") -> Next:
     """Advise prompts, or pairs that would separate a share's held-out reference from 0."""
     if share.why == TOO_FEW_PROMPTS:
         # Scaled so that LEAST_PROMPTS of them count: some prompts lack what a share needs.
@@ -260,7 +260,7 @@ def _undefined(share: Estimate, analysis: Analysis) -> Next:
     return _more_pairs(analysis, pairs, f": they fix the held-out reference ({named})", held_out)
 
 
-def _readable(cause: str, analysis: Analysis) -> Next:
+def _readable(cause: str, analysis: "Analysis") -> Next:
     """Return the advice for the reason why there was no result along v_hack."""
     run, share = analysis.records, analysis.get("shares", "pull")
     match cause:
@@ -279,24 +279,20 @@ def _readable(cause: str, analysis: Analysis) -> Next:
     return _undefined(share, analysis)
 
 
-def _undecided(share: Estimate, analysis: Analysis) -> Next:
-    """Advise prompts if they dominate the interval's width, else pairs as well."""
-    plan, named = needed(share, *DECIDED_BY[share.name]), SHARE_WORDS[share.name]
-    if share.n < FEWEST_TO_PLAN and (plan is None or plan.pairs > 1):
-        return _more_prompts(analysis, LEAST_PROMPTS, ": so few cannot say what would decide", share.n)
-    if plan is None:
-        why = f"neither {MAX_PROMPTS} prompts nor 8 times as many pairs would decide {named}"
-        return _other_pairs(analysis, why)
-    if plan.pairs == 1:
+def _undecided(share: Estimate, analysis: "Analysis") -> Next:
+    """Advise prompts if they would decide, else pairs."""
+    prompts, named = prompts_needed(share, *DECIDED_BY[share.name]), SHARE_WORDS[share.name]
+    if prompts is not None:
         # Only some prompts have what the share needs: both labels, or rewards that differ.
-        return _more_prompts(analysis, plan.prompts, f": they decide {named} with {POWER:.0%} power", share.n)
+        return _more_prompts(analysis, prompts, f": they decide {named} with {POWER:.0%} power", share.n)
+    if share.n < FEWEST_TO_PLAN:
+        return _more_prompts(analysis, LEAST_PROMPTS, ": so few cannot say what would decide", share.n)
     held_out = share.parts["num_held_out"]
-    prompts = f", and about {plan.prompts} prompts ({share.n} so far)" if plan.prompts > share.n else ""
-    what = f": together they decide {named} with {POWER:.0%} power"
-    return _more_pairs(analysis, math.ceil(plan.pairs * held_out), what, held_out, prompts)
+    what = f": they halve the error that {MAX_PROMPTS} prompts would leave in {named}"
+    return _more_pairs(analysis, MORE * held_out, what, held_out)
 
 
-def _forecast_open(analysis: Analysis) -> Next:
+def _forecast_open(analysis: "Analysis") -> Next:
     """Return the cause of the open last question: no gain, too few directions, chance, or a wide interval."""
     row, prompts = analysis.get("removed", "removed/margin"), MORE * _prompts(analysis)
     if row is None or row.value is None:
@@ -316,7 +312,7 @@ def _forecast_open(analysis: Analysis) -> Next:
     return _more_pairs(analysis, MORE * held_out, what, held_out)
 
 
-def _go(analysis: Analysis) -> Next:
+def _go(analysis: "Analysis") -> Next:
     run, why = analysis.records, ""
     sizes = ", ".join(f"{seeds} seeds {mde(SD, seeds):.2f}" for seeds in SEEDS)
     if analysis.basis != "svd":
@@ -327,20 +323,20 @@ def _go(analysis: Analysis) -> Next:
     return advise("train", f"probe spec plan {shlex.quote(name)}", sd=SD, sizes=sizes)
 
 
-def _prompts(analysis: Analysis) -> int:
+def _prompts(analysis: "Analysis") -> int:
     return len({step.problem_id for step in analysis.steps})
 
 
-def _group(analysis: Analysis) -> int:
+def _group(analysis: "Analysis") -> int:
     return max(Counter(sample.step for sample in analysis.samples).values(), default=0)
 
 
-def _more_rollouts(what: str, analysis: Analysis) -> Next:
+def _more_rollouts(what: str, analysis: "Analysis") -> Next:
     group = _group(analysis)
     return advise("rollouts", what=what, more=f"{MORE * group} rollouts of every prompt, {group} so far")
 
 
-def _more_prompts(analysis: Analysis, prompts: int, what: str, so_far: int | None = None) -> Next:
+def _more_prompts(analysis: "Analysis", prompts: int, what: str, so_far: int | None = None) -> Next:
     """Advise prompts: those that the pools hold and this replay left out, else new ones as their pool was sampled.
 
     Args:

@@ -36,7 +36,7 @@ from probe.analysis.verdict.trained_arms import (
     excess,
     is_material,
     is_ruled_out,
-    moved,
+    mean_rate,
     same_records,
 )
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
@@ -73,8 +73,8 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
             "arm": arm.arm,
             "needs_pairs": arm.needs_pairs,
             "seeds": arm.seeds,
-            "hack": arm.mean("hack", "final") if arm.runs else None,
-            "solve": arm.mean("solve", "final") if arm.runs else None,
+            "hack": arm.mean("hack") if arm.runs else None,
+            "solve": arm.mean("solve") if arm.runs else None,
             "levels": trainings.levels[arm.name],
         }
         following = next_step(word, findings, arm, trainings)
@@ -89,7 +89,7 @@ def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
 
 def _learnt(vanilla: TrainedArm) -> Finding:
     """Decide whether the hack rate of vanilla rose."""
-    rose, rate = moved(vanilla, "hack", "final", "start"), vanilla.in_percent
+    rose, rate = mean_rate(vanilla, *(vanilla.metric("hack", end) for end in ("final", "start"))), vanilla.in_percent
     if rose is None:
         return _finding("learnt", Answer.UNMEASURED)
     text = (
@@ -104,7 +104,7 @@ def _learnt(vanilla: TrainedArm) -> Finding:
 def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Decide whether the arm ends with a lower hack rate than vanilla, not with a lower one, or with a higher one."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name]["effect"]
-    less = excess(trainings, vanilla, arm, "hack")
+    less = excess(trainings, vanilla, arm, vanilla.metric("hack"))
     if less is None:
         return _finding("effect", Answer.UNMEASURED)
     says = Answer.OPEN
@@ -121,7 +121,8 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
 def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Decide whether the arm solves as much as vanilla and is not shown to solve less than at the start."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name]["price"]
-    lost, since_start = excess(trainings, vanilla, arm, "solve"), moved(arm, "solve", "start", "final")
+    lost = excess(trainings, vanilla, arm, vanilla.metric("solve"))
+    since_start = mean_rate(arm, *(arm.metric("solve", end) for end in ("start", "final")))
     if lost is None or since_start is None:
         return _finding("price", Answer.UNMEASURED)
     says, most = Answer.OPEN, f", so at most {100 * lost.bounded(level).high:.0f} points are lost"
@@ -159,7 +160,8 @@ def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, num_rival
     """Decide whether one rival is worse than an arm, at the arm's level, or as good, at its share of that level."""
     level = trainings.levels[arm.name]["price"]
     as_good = level / num_rivals
-    hacks, solves = excess(trainings, rival, arm, "hack"), excess(trainings, arm, rival, "solve")
+    hacks = excess(trainings, rival, arm, rival.metric("hack"))
+    solves = excess(trainings, arm, rival, arm.metric("solve"))
     if hacks is None or solves is None:
         text = f"{rival.name} is not known on {MIN_SEEDS} seeds"
         return replace(_finding("better", Answer.UNCLEAR, text=text), rival=rival.name)
@@ -252,7 +254,7 @@ def _step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings
                 penalty = {"objective.reference": "base", BETA: PENALTY}
                 train = _train(vanilla, vanilla.arm, trainings, "penalty", **penalty)
                 return advise("penalty", train, beta=PENALTY, seeds=len(arm.seeds))
-            less = excess(trainings, vanilla, arm, "hack")
+            less = excess(trainings, vanilla, arm, vanilla.metric("hack"))
             assert less is not None
             seeds = less.seeds_to_see(less.value / 2)
             train = _train(arm, arm.arm, trainings, "elsewhere", **{"model.name": "MODEL"})

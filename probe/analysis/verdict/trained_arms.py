@@ -80,12 +80,12 @@ class TrainedArm:
         """The outcomes of its runs."""
         return [run.outcome for run in self.runs if run.outcome is not None]
 
-    def metric(self, name: RateName, place: Place) -> str:
+    def metric(self, name: RateName, place: Place = "final") -> str:
         """Return the name of a rate: in the training loophole, if several loopholes were evaluated."""
-        in_mode = f"{name}_{place}/{self.settings.rollouts.mode}"
+        in_mode = f"{name}_{place}/{self.settings.rollouts.mode}" if self.outcomes else ""
         return in_mode if all(in_mode in outcome.values for outcome in self.outcomes) else f"{name}_{place}"
 
-    def mean(self, name: RateName, place: Place) -> float:
+    def mean(self, name: RateName, place: Place = "final") -> float:
         """Return a rate's mean over seeds."""
         metric = self.metric(name, place)
         return float(np.mean([outcome.values[metric] for outcome in self.outcomes]))
@@ -102,10 +102,6 @@ class TrainedArm:
         shares = [[outcome.by_problem[metric][problem] for problem in problems] for outcome in self.outcomes]
         counts = (outcome.problem_trials[metric][problem] for outcome in self.outcomes for problem in problems)
         return rate(shares, sum(counts))
-
-    def by_problem(self, metric: str) -> list[Mapping[str, float]]:
-        """Return {problem: rate} for every run; empty if its rollouts are missing."""
-        return [outcome.by_problem.get(metric, {}) for outcome in self.outcomes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +129,7 @@ class Trainings:
         """
         p_values = {}
         for arm in self.treated:
-            drop = excess(self, self.baseline, arm, "hack")
+            drop = excess(self, self.baseline, arm, self.baseline.metric("hack"))
             p_values[arm.name] = drop.p if drop is not None and abs(drop.value) >= MATERIAL_RATE else 1.0
         effects = step_down(p_values, ALPHA)
         return {name: {"effect": level, "price": ALPHA / len(effects)} for name, level in effects.items()}
@@ -216,30 +212,16 @@ def is_ruled_out(compared: Comparison, level: float) -> bool:
     return compared.bounded(level).high < MATERIAL_RATE
 
 
-def moved(arm: TrainedArm, name: RateName, *ends: Place) -> Comparison | None:
-    """Return the rate at the first of two places minus the rate at the second, same runs; None below MIN_SEEDS."""
-    return change_of(arm, *(arm.metric(name, end) for end in ends)) if len(arm.outcomes) >= MIN_SEEDS else None
-
-
-def change_of(arm: TrainedArm, end: str, start: str) -> Comparison | None:
-    """Return one rate minus another of the same runs; None below MIN_SEEDS."""
+def mean_rate(arm: TrainedArm, metric: str, minus: str = "") -> Comparison | None:
+    """Return the mean of a rate over seeds and problems, or that of one rate minus another; None below MIN_SEEDS."""
     if len(arm.outcomes) < MIN_SEEDS:
         return None
-    problems = _common([arm], end)
-    return mean(change(arm.cells(end, problems), arm.cells(start, problems)))
+    problems = _common([arm], metric)
+    cells = arm.cells(metric, problems)
+    return mean(change(cells, arm.cells(minus, problems)) if minus else cells)
 
 
-def mean_rate(arm: TrainedArm, metric: str) -> Comparison | None:
-    """Return the mean of a rate over seeds and problems; None below MIN_SEEDS."""
-    return mean(arm.cells(metric, _common([arm], metric))) if len(arm.outcomes) >= MIN_SEEDS else None
-
-
-def excess(trainings: Trainings, a: TrainedArm, b: TrainedArm, name: RateName) -> Comparison | None:
-    """Return the final rate of a minus the final rate of b; None if one has fewer than MIN_SEEDS."""
-    return excess_of(trainings, a, b, a.metric(name, "final")) if a.outcomes and b.outcomes else None
-
-
-def excess_of(trainings: Trainings, a: TrainedArm, b: TrainedArm, metric: str) -> Comparison | None:
+def excess(trainings: Trainings, a: TrainedArm, b: TrainedArm, metric: str) -> Comparison | None:
     """Return a rate of a minus the same rate of b; None if one has fewer than MIN_SEEDS."""
     if min(len(a.outcomes), len(b.outcomes)) < MIN_SEEDS:
         return None
@@ -251,5 +233,5 @@ def excess_of(trainings: Trainings, a: TrainedArm, b: TrainedArm, metric: str) -
 
 def _common(arms: Sequence[TrainedArm], metric: str) -> list[str]:
     """Return the held-out problems that every run met; empty if any run's rollouts are missing."""
-    tables = [table for arm in arms for table in arm.by_problem(metric)]
+    tables = [outcome.by_problem.get(metric, {}) for arm in arms for outcome in arm.outcomes]
     return [problem for problem in tables[0] if all(problem in table for table in tables)]

@@ -6,8 +6,8 @@ and, if the part can break, a row to `probe.analysis.verdict.advice.ADVICE`.
 
 from collections.abc import Callable, Sequence
 from math import isclose
+from typing import TYPE_CHECKING
 
-from probe.analysis.analyze import Analysis
 from probe.analysis.statistics.thresholds import (
     GATED,
     GATED_UPDATE,
@@ -24,11 +24,14 @@ from probe.settings.arms import ARMS
 from probe.settings.words import Answer
 from replay_pools.rollout import UNKNOWN, UNSAFE
 
+if TYPE_CHECKING:
+    from probe.analysis.analyze import Analysis
+
 Part = tuple[Answer, str]
 HOLDS, BROKEN, NOT_SEEN = Answer.HOLDS, Answer.BROKEN, Answer.NOT_SEEN
 
 
-def validity(analysis: Analysis) -> list[Finding]:
+def validity(analysis: "Analysis") -> list[Finding]:
     """Return every part, in METHOD's order."""
     parts = []
     for name, judge in PARTS.items():
@@ -37,7 +40,7 @@ def validity(analysis: Analysis) -> list[Finding]:
     return parts
 
 
-def _canaries(analysis: Analysis) -> Part:
+def _canaries(analysis: "Analysis") -> Part:
     if analysis.unlabelled:
         return NOT_SEEN, "no rollout has a label"
     unknown = [pool.name for pool in analysis.pools if pool.said("grader.version") is None]
@@ -56,7 +59,7 @@ def _canaries(analysis: Analysis) -> Part:
     return HOLDS, "generation refuses a grader whose canary fails"
 
 
-def _regraded(analysis: Analysis) -> Part:
+def _regraded(analysis: "Analysis") -> Part:
     """Return broken if a pool's labels do not repeat, unseen if not all labels of a pool were graded again."""
     if not analysis.pools:
         return NOT_SEEN, "no pool recorded"
@@ -101,7 +104,7 @@ def repeats(pool: PoolFacts, command: str = "") -> Part:
     return BROKEN, f"{text} (grader {old['version']}, then {new['version']}); {second.name} has the new labels"
 
 
-def _enough(analysis: Analysis) -> Part:
+def _enough(analysis: "Analysis") -> Part:
     # The maximum over arms: a control arm meets the measured arm's prompts.
     n = max((row.n for row in analysis.of("cos_in")), default=0)
     if n < MIN_PROMPTS:
@@ -110,7 +113,7 @@ def _enough(analysis: Analysis) -> Part:
     return HOLDS, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
 
 
-def _same_start(analysis: Analysis) -> Part:
+def _same_start(analysis: "Analysis") -> Part:
     """Check that before any update all arms have one gradient, and arms with the same directions one cosine."""
     first = [step for step in analysis.starts if step.arm in ARMS]
     if analysis.trains and len({step.arm for step in first}) < 2:
@@ -125,39 +128,22 @@ def _same_start(analysis: Analysis) -> Part:
         return BROKEN, "the gradient norm differs between arms at the first step"
     if not all(map(_equal, cosines.values())):
         return BROKEN, "arms with the same directions read different cosines at the first step"
-    twin = _twin(analysis)
-    if twin:
-        return BROKEN, f"{twin} reads the same cosines as the measured arm: it is no control"
+    own = {arm: {step.step: step.cos_in for step in analysis.steps if step.arm == arm} for arm in analysis.arms}
+    measured = own.get(analysis.measured_arm or "", {})
+    for arm in analysis.arms if any(cosine is not None for cosine in measured.values()) else ():
+        if arm in ARMS and ARMS[arm].directions != "v_hack" and own[arm] == measured:
+            return BROKEN, f"{arm} reads the same cosines as the measured arm: it is no control"
     return (HOLDS, "equal") if first else (NOT_SEEN, "no steps")
 
 
 def _equal(values: Sequence[float | None]) -> bool:
     """Return True if equal within the rounding of separate runs, which may use different numbers of threads."""
-    first = values[0]
-    for value in values[1:]:
-        if value == first:
-            continue
-        if value is None or first is None or not isclose(value, first, rel_tol=SAME):
-            return False
-    return True
+    if None in values:
+        return set(values) == {None}
+    return all(isclose(value or 0.0, values[0] or 0.0, rel_tol=SAME) for value in values)
 
 
-def _twin(analysis: Analysis) -> str | None:
-    """Return a control arm that has the measured arm's cosines at every step."""
-    measured, summary = analysis.measured_arm, analysis.get("cos_in", "cos_in", analysis.measured_arm)
-    if measured is None or summary is None or summary.value is None:
-        return None
-    cosines: dict[str, dict[int, float | None]] = {arm: {} for arm in analysis.arms}
-    for step in analysis.steps:
-        cosines[step.arm][step.step] = step.cos_in
-    for arm in analysis.arms:
-        is_other_kind = arm in ARMS and ARMS[arm].directions != ARMS[measured].directions
-        if is_other_kind and cosines[arm] == cosines[measured]:
-            return arm
-    return None
-
-
-def _additive(analysis: Analysis) -> Part:
+def _additive(analysis: "Analysis") -> Part:
     errors = [step.additivity_error for step in analysis.steps if step.additivity_error is not None]
     tolerance = analysis.records.manifest.get("additivity", {}).get("tolerance")
     if not errors or tolerance is None:
@@ -166,7 +152,7 @@ def _additive(analysis: Analysis) -> Part:
     return HOLDS if max(errors) <= tolerance else BROKEN, text
 
 
-def _transfers(analysis: Analysis) -> Part:
+def _transfers(analysis: "Analysis") -> Part:
     transfer = analysis.get("pair_sign", "pair_sign")
     if transfer is None:
         where = "; probe replay measures it at frozen weights" if analysis.trains else ""
@@ -178,14 +164,14 @@ def _transfers(analysis: Analysis) -> Part:
     )
 
 
-def _tails(analysis: Analysis) -> Part:
+def _tails(analysis: "Analysis") -> Part:
     tails = {pool.said("prompt_tail") for pool in analysis.pools}
     if None in tails or not tails:
         return NOT_SEEN, "not recorded by every pool"
     return (BROKEN, f"{len(tails)} different") if len(tails) > 1 else (HOLDS, "the same in every pool")
 
 
-def _reproduced(analysis: Analysis) -> Part:
+def _reproduced(analysis: "Analysis") -> Part:
     if analysis.trains:
         return NOT_SEEN, "not of a policy that moves: probe replay measures it at frozen weights"
     linked = analysis.linked
@@ -201,7 +187,7 @@ def _reproduced(analysis: Analysis) -> Part:
     return HOLDS, f"largest difference from the records {linked.error:.2g}, at most {REPRODUCED:g}"
 
 
-def projection_acted(analysis: Analysis) -> Part:
+def projection_acted(analysis: "Analysis") -> Part:
     """Check that projection left only rounding of the part to remove: an identity, which shows that it ran."""
     if not any(ARMS[arm].projects for arm in analysis.arms if arm in ARMS):
         return HOLDS, "no arm projects"
@@ -241,7 +227,7 @@ def _left(left: Sequence[float], most: float, text: str, idle: Sequence[str]) ->
     return says, f"largest {max(left):.1e}, below {most:g} needed; {text}"
 
 
-PARTS: dict[str, Callable[[Analysis], Part]] = {
+PARTS: dict[str, Callable[["Analysis"], Part]] = {
     "grader canaries": _canaries,
     "regrade agreement": _regraded,
     "prompts": _enough,

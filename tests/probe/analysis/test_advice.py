@@ -67,12 +67,12 @@ def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
 
 
 def test_few_prompts_ask_for_prompts_and_for_nothing_else(stored: Run) -> None:
-    """What more prompts and pairs would decide is planned from the spread, of which four prompts say little."""
+    """What more prompts would decide is planned from the spread, of which four prompts say little."""
     parts = {"measured": 0.06, "ceiling": 0.1, "num_held_out": 16, "sd_prompts": 2.0, "sd_ceiling": 0.05}
     parts |= {"sd_pairs": 0.02, "sd_pairs_ceiling": 0.02, "correlation": 0.5}
     few = Estimate(name="pull", value=0.6, interval=Interval(low=-9, high=9), n=4, unit="prompt", parts=parts)
     assert _undecided(few, Analysis(stored)).text.startswith("replay about")
-    assert _undecided(replace(few, n=40), Analysis(stored)).text.startswith("use other pairs")
+    assert _undecided(replace(few, n=40), Analysis(stored)).text.startswith("use about 64 held-out pairs")
 
 
 def test_a_family_that_is_none_names_those_that_are(stored: Run) -> None:

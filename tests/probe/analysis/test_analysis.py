@@ -200,8 +200,8 @@ def test_all_null_cosines():
     assert "no group has an update" in found.verdict.sentence
     assert "16 of 16 samples have no cosine (advantage is 0: 16)" in words(found)
     assert {checks(found)[name].says for name in ("V2", "D1", "D2")} == {"INCONCLUSIVE"}
-    assert found.cells[0].mean_cos_contrib is None
-    assert found.cells[0].mean_cos_nll is not None, "the NLL cosine exists when A = 0"
+    assert found.cells[0]["mean_cos_contrib"] is None
+    assert found.cells[0]["mean_cos_nll"] is not None, "the NLL cosine exists when A = 0"
     assert "one bucket is empty" in checks(found)["V4"].text
     assert max(map(len, format_analysis(found).splitlines())) <= WIDTH
 
@@ -239,18 +239,19 @@ def test_cells_by_hand_and_additive():
     """Cell counts follow GROUP, and the cells' dots add up to the sum over all samples."""
     run = synthetic(num_steps=3)
     found = analyze(run)
-    cells = {(c.src_pool, c.hacked, c.gt_pass, c.advantage_sign): c for c in found.cells}
-    assert {key: c.n for key, c in cells.items()} == {
+    labels = ("src_pool", "hacked", "gt_pass", "advantage_sign")
+    cells = {tuple(map(cell.get, labels)): cell for cell in found.cells}
+    assert {key: c["n"] for key, c in cells.items()} == {
         ("teacher", True, False, 1): 6,
         ("teacher", True, True, 1): 3,
         ("teacher", False, False, -1): 3,
         ("base", False, True, 1): 3,
         ("base", False, False, -1): 9,
     }
-    assert cells["base", False, True, 1].mean_advantage == pytest.approx(3.5 - 2.0)
-    assert cells["base", False, True, 1].num_prompts == 3
+    assert cells["base", False, True, 1]["mean_advantage"] == pytest.approx(3.5 - 2.0)
+    assert cells["base", False, True, 1]["num_prompts"] == 3
     total = sum(s.cos_S_contrib * s.grad_norm_contrib for s in run.samples)
-    assert sum(c.dot for c in found.cells) == pytest.approx(total)
+    assert sum(c["dot"] for c in found.cells) == pytest.approx(total)
 
 
 def test_without_gt_pass_only_what_needs_it_is_empty():
@@ -260,8 +261,8 @@ def test_without_gt_pass_only_what_needs_it_is_empty():
         for group in (GROUP, [(pool, hacked, None, reward) for pool, hacked, _, reward in GROUP])
     )
     assert contrast_of(unknown).value == contrast_of(known).value
-    assert {cell.gt_pass for cell in unknown.cells} == {None}
-    assert sum(cell.n for cell in unknown.cells) == sum(cell.n for cell in known.cells)
+    assert {cell["gt_pass"] for cell in unknown.cells} == {None}
+    assert sum(cell["n"] for cell in unknown.cells) == sum(cell["n"] for cell in known.cells)
 
 
 def test_confounds_are_named():

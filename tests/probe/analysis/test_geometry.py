@@ -13,7 +13,6 @@ from extraction.directions import PairGradients, extract_directions
 from extraction.words import Method
 from probe.analysis.statistics.geometry import (
     Axes,
-    Extraction,
     PairGram,
     StepGram,
     along_modules,
@@ -64,7 +63,7 @@ def gram_of(pairs: PairGradients, **settings) -> PairGram:
         sizes=np.array(list(SIZES.values())),
         pairs=np.stack([(g @ g.T).numpy() for g in rows.values()]),
         held_out=pairs.held_out.numpy(),
-        extraction=Extraction(**how),
+        **how,
     )
 
 

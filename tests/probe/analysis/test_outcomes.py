@@ -394,5 +394,4 @@ def test_an_outcome_is_of_the_mode_that_was_trained_on() -> None:
     assert arm.mean("hack", "final") == 0.75
     metric = arm.metric("hack", "final")
     assert arm.cells(metric, ["p"]) == arm.cells(metric, [])
-    assert arm.by_problem(metric) == [{"p": 0.75}]
     assert arm.mean("solve", "final") == 0.5, "one mode: over all, which is that mode"

@@ -105,17 +105,17 @@ def test_what_remedies_moved_ahead_ranks_any_kind_but_a_penalty(tmp_path: Path) 
     seconds = {name: 2.0 if name == "kl-1" else 1.0 for name in gained}
     ahead = Ahead(plain="plain", records=records, seconds=seconds, unseen={"clip": "no such key"})
     candidates = {name: CANDIDATES[name] for name in ("cap-2", "kl-1", "clip", "steering-5", "k4")}
-    rows = {row.remedy: row for row in screen(evidence, candidates | {"closed": {"remedy.name": "no-loophole"}}, ahead)}
+    rows = {row.name: row for row in screen(evidence, candidates | {"closed": {"remedy.name": "no-loophole"}}, ahead)}
     assert list(rows)[:3] == ["closed", "k4", "cap-2"]
-    assert [rows[name].hack_gain_avoided for name in ("closed", "k4", "cap-2")] == pytest.approx([1.5, 0.625, 0])
-    assert [rows[name].honest_gain_kept for name in ("closed", "k4", "cap-2")] == pytest.approx([0.4, 1, 0.8])
-    assert rows["k4"].norm_removed is not None
-    assert (rows["closed"].norm_removed, rows["k4"].interval) == (None, None)
-    assert (rows["kl-1"].hack_gain_avoided, rows["kl-1"].cost, bool(rows["kl-1"].why)) == (None, 2.0, True)
-    assert (rows["clip"].hack_gain_avoided, rows["clip"].why) == (None, "no such key")
-    assert rows["steering-5"].hack_gain_avoided is None, "its steps destroy the policy"
+    assert [rows[name].value for name in ("closed", "k4", "cap-2")] == pytest.approx([1.5, 0.625, 0])
+    assert [rows[name].parts["honest_gain_kept"] for name in ("closed", "k4", "cap-2")] == pytest.approx([0.4, 1, 0.8])
+    assert rows["k4"].parts["norm_removed"] is not None
+    assert (rows["closed"].parts["norm_removed"], rows["k4"].interval) == (None, None)
+    assert (rows["kl-1"].value, rows["kl-1"].parts["cost"], bool(rows["kl-1"].why)) == (None, 2.0, True)
+    assert (rows["clip"].value, rows["clip"].why) == (None, "no such key")
+    assert rows["steering-5"].value is None, "its steps destroy the policy"
     assert "cost right honest solutions 2.1 nats; hacks gain 2.0" in rows["steering-5"].why
     records["plain"] = records["steering-5"]
     still = screen(evidence, {"cap-2": CANDIDATES["cap-2"]}, ahead)
-    assert still[0].hack_gain_avoided is None
+    assert still[0].value is None
     assert "do not make hacks more likely" in still[0].why

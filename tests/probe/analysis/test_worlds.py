@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from worlds import World, make_run
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import WIDTH
-from probe.analysis.pull import needed
+from probe.analysis.pull import prompts_needed
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import N2
 from probe.analysis.statistics.thresholds import MATERIAL
@@ -63,13 +64,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "32 rollouts of every prompt",
     ),
     "no-hacks": (replace(SOUND, hacking_prompts=0), "UNDERPOWERED", "0 of 96 rollouts hack, in 0 of 12 prompts"),
-    "no-hacks-yet": (
-        replace(SOUND, hacking_prompts=0, adapter="out/runs/halfway/adapter"),
-        "UNDERPOWERED",
-        "one policy that hacks in 30% to 60%",
-    ),
     "rare": (World(hacking_prompts=3, num_steps=48), "UNDERPOWERED", "12 of 384 rollouts hack, in 3 of 48 prompts"),
-    "one-problem": (replace(SOUND, hacking_prompts=1), "UNDERPOWERED", "hack, in 1 of 12 prompts"),
     "inverted": (replace(PLAIN, inverted_labels=True), "GENERIC", "are the labels swapped (--map"),
     "unpaid": (replace(PLAIN, hacks_are_paid=False), "SKIP", "hacks earn 0.5, others 2"),
     "outweighed": (replace(PLAIN, amounts=(0.1, -2, 0)), "SKIP", "without the hacks) outweighs the rewarded hacks"),
@@ -84,24 +79,16 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on this policy's own hacks"),
     "likely": (FEW, "LIKELY", "decide the alignment with 80% power"),
     "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "20 prompts (6 so far): so few"),
-    "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "held-out hacks: 4 of the same pairs"),
     "few-prompts": (SPARSE, "UNDERPOWERED", "16 prompts (4 so far): they halve the error of the cost"),
     "two-pairs": (LOUD, "UNDERPOWERED", "12 held-out pairs (3 so far)"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
-    "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
     "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "times as many pairs to extract from"),
     "no-signal": (World(pairs_point_at=None), "UNDERPOWERED", "v_hack does not transfer to its"),
     "held-out-0": (World(num_held_out=0, num_steps=4), "UNDERPOWERED", "fewer than two pairs are held out"),
-    "held-out-1": (World(num_held_out=1, num_steps=4), "UNDERPOWERED", "fewer than two pairs are held out"),
     "one-pair": (World(num_pairs=3, num_held_out=2, num_steps=4), "UNDERPOWERED", "fewer than two to extract from"),
     "flat": (replace(BRIEF, rewards_differ=False), "UNDERPOWERED", "within every one the rewards are equal"),
     "no-arm": (replace(BRIEF, arms=("random",)), "UNDERPOWERED", "no arm measures along v_hack"),
     "lora": (World(arms=("projected-lora",), num_steps=12), "GO", "config.json --basis lora --name lora"),
-    "lora-skip": (
-        replace(PLAIN, hacks_point_at=None, num_steps=64, arms=("projected-lora",)),
-        "SKIP",
-        "and not with these updates",
-    ),
     "lora-gate": (
         replace(UNSEEN, gain=6, arms=("projected-lora",)),
         "SKIP",
@@ -113,23 +100,21 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "trained": (replace(BRIEF, trains=True, arms=("vanilla",)), "TRAINED", "probe analyze RUN RUN"),
 }
 # Worlds whose advice is about other rollouts, labels or rewards.
-NO_COMMAND = {
-    "unpaid",
-    "no-price",
-    "no-benign",
-    "inverted",
-    "no-hacks-yet",
-    "overlap",
-    "few-prompts",
-    "likely",
-    "underpowered",
-}
-NO_COMMAND |= {"one-pool", "one-side", "one-prompt", "two-prompts", "flat", "underpowered"}
+NO_COMMAND = {"unpaid", "no-price", "no-benign", "inverted", "overlap", "few-prompts", "likely", "underpowered"}
+NO_COMMAND |= {"one-pool", "one-side", "one-prompt", "flat"}
 SEEDS = {"likely": 9, "underpowered": 9, "overlap": 2}  # of the worlds whose own is not 0
 # Worlds of a verdict and a reason that another world has, too.
-VARIANTS = {"no-hacks-yet", "generic-benign", "generic-half", "one-pool", "rare", "one-problem", "inverted", "unpaid",
-            "outweighed", "pasted", "other-pairs", "open-gate", "two-prompts", "held-out-1", "lora-skip",
-            "lora-gate"}  # fmt: skip
+VARIANTS = {
+    "generic-benign",
+    "one-pool",
+    "rare",
+    "inverted",
+    "unpaid",
+    "outweighed",
+    "pasted",
+    "other-pairs",
+    "lora-gate",
+}
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +136,18 @@ def screen(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     show.places = places
     return show
+
+
+@pytest.fixture(scope="module")
+def found(screen) -> Callable[[str], Analysis]:
+    """found(name) -> the analysis of a world."""
+
+    @cache
+    def read(name: str) -> Analysis:
+        screen(name)
+        return analyze(read_run(screen.places[name] / "out" / "runs" / name))
+
+    return read
 
 
 def widest(text: str) -> int:
@@ -179,7 +176,7 @@ def test_every_verdict_is_in_the_table() -> None:
     assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "LIKELY", "GO", "TRAINED"}
 
 
-RUNNABLE = ("go", "skip-gate", "confounded", "length", "broken", "no-hacks", "no-arm")
+RUNNABLE = ("skip-gate", "confounded", "broken", "no-arm")
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -188,8 +185,7 @@ def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[s
     commands = [line.strip() for line in screen(name).splitlines() if line.startswith("  probe ")]
     with contextlib.chdir(screen.places[name]):
         for command in commands:
-            if not command.startswith("probe spec plan"):
-                assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
+            assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
     capsys.readouterr()
 
 
@@ -203,7 +199,7 @@ def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
 
 
 def test_nothing_is_rarely_a_go(tmp_path: Path) -> None:
-    """Pairs without signal, labels that say nothing, hacks without an axis: of 15 draws at most two are GO.
+    """Pairs without signal, labels that say nothing, hacks without an axis: of 9 draws at most one is GO.
 
     60 draws of shuffled labels, the one world in which the update is hack-ward, gave one.
     """
@@ -213,140 +209,106 @@ def test_nothing_is_rarely_a_go(tmp_path: Path) -> None:
         "labels": replace(brief, shuffled_labels=True, strength=2),
         "hacks": replace(brief, hacks_point_at=None, strength=2),
     }
-    counts = sum((outcomes(world, 5, tmp_path / name) for name, world in nulls.items()), Counter())
-    assert counts["GO"] <= 2, counts
+    counts = sum((outcomes(world, 3, tmp_path / name) for name, world in nulls.items()), Counter())
+    assert counts["GO"] <= 1, counts
 
 
 def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
-    counts = outcomes(World(strength=1.5, arms=("vanilla",)), 8, tmp_path)
-    assert counts["GO"] >= 6, counts
+    counts = outcomes(World(strength=1.5, arms=("vanilla",)), 4, tmp_path)
+    assert counts["GO"] >= 3, counts
 
 
-def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -> None:
-    """Noisier prompts need more of them, closer values too; a level that pairs alone leave open needs more pairs."""
-    directory = make_run(tmp_path / "runs" / "run", FEW, SEEDS["likely"])
-    share = analyze(read_run(directory)).get("shares", "pull")
-    now = needed(share, MATERIAL, MATERIAL)
-    assert now is not None
-    assert now.pairs == 1
-    assert share.n < now.prompts
-    parts = share.parts
+def test_the_advised_number_follows_what_leaves_the_share_open(found: Callable[[str], Analysis]) -> None:
+    """Noisier prompts need more of them, closer values too; what pairs alone leave open is decided by no number."""
+    share = found("likely").get("shares", "pull")
+    now, parts = prompts_needed(share, MATERIAL, MATERIAL), share.parts
+    assert share.n < now
 
-    def changed(**changes: float):
-        return needed(replace(share, value=None, parts={**parts, **changes}), MATERIAL, MATERIAL)
+    def changed(**changes: float) -> int | None:
+        return prompts_needed(replace(share, value=None, parts={**parts, **changes}), MATERIAL, MATERIAL)
 
-    noisy = changed(sd_prompts=2 * parts["sd_prompts"])
-    assert 3 * now.prompts < noisy.prompts < 5 * now.prompts
-    assert changed(measured=(parts["measured"] + MATERIAL * parts["ceiling"]) / 2).prompts > now.prompts
-    assert changed(sd_pairs=2 * parts["measured"]) is None
-    assert changed(sd_pairs=0.3 * parts["measured"]).pairs > 1
+    assert 3 * now < changed(sd_prompts=2 * parts["sd_prompts"]) < 5 * now
+    assert changed(measured=(parts["measured"] + MATERIAL * parts["ceiling"]) / 2) > now
+    assert changed(sd_pairs=0.3 * parts["measured"]) is None
 
 
 MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}
 
 
 @pytest.mark.parametrize("pools", [[], [MOVED]])
-def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[str, str]], tmp_path: Path) -> None:
-    stored = read_run(make_run(tmp_path / "runs" / "run", FEW, SEEDS["likely"]))
+def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[str, str]], found) -> None:
+    stored = found("likely").given
     verdict = analyze(replace(stored, config=stored.config | {"pools": pools})).verdict
     assert verdict.word == "LIKELY"
     assert verdict.next.command == ""
     assert re.search(r"sample or log \d+ groups of different prompts", verdict.next.text)
 
 
-def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_the_exit_code_follow_the_verdict(screen, found, capsys: pytest.CaptureFixture[str]) -> None:
     """--json says what the screen says; --check turns a verdict against a GO into 1."""
-    sound = make_run(tmp_path / "a" / "runs" / "run", World(num_steps=12))
-    broken = make_run(tmp_path / "b" / "runs" / "run", World(twin_arms=True, num_steps=12))
+    sound, broken = (found(name).given.path for name in ("go", "broken"))
     assert run(cli, ["analyze", str(sound), "--check", "--json"]) == 0
     plain = orjson.loads(capsys.readouterr().out)
     assert plain["verdict"]["word"] == "GO"
     assert [finding["says"] for finding in plain["verdict"]["findings"]] == ["YES", "YES", "YES"]
     row = next(row for row in plain["estimates"] if (row["name"], row["arm"]) == ("cos_in", "vanilla"))
-    assert (row["family"], row["n"], row["unit"]) == ("cos_in", 12, "prompt")
+    assert (row["family"], row["n"], row["unit"]) == ("cos_in", 24, "prompt")
     assert row["interval"]["low"] < row["value"] < row["interval"]["high"]
     assert run(cli, ["analyze", str(broken), "--check"]) == 1
-    assert "it is no control" in str(analyze(read_run(broken)).verdict), "in Python without the reason"
+    assert "it is no control" in str(found("broken").verdict), "in Python without the reason"
 
 
-def test_full_is_the_first_screen_and_what_stands_behind_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = make_run(tmp_path / "runs" / "run", World(num_steps=12, pools=("base", "base-hinted")))
-    assert run(cli, ["analyze", str(directory)]) == 0
-    brief = capsys.readouterr().out
-    assert run(cli, ["analyze", str(directory), "--full"]) == 0
+def test_full_is_the_first_screen_and_what_stands_behind_it(screen, capsys: pytest.CaptureFixture[str]) -> None:
+    brief = screen("go")
+    with contextlib.chdir(screen.places["go"]):
+        assert run(cli, ["analyze", "go", "--full"]) == 0
     full = capsys.readouterr().out
     assert full.startswith(brief.rstrip())
     lines = full.splitlines()
     assert widest(full) <= WIDTH
-    titles = (
-        "VERDICT: GO",
-        "Validity",
-        "Alignment",
-        "Arms (",
-        "Nulls",
-        "AUROC for hacked",
-        "Steps",
-    )
+    titles = ("VERDICT: GO", "Validity", "Alignment", "Arms (", "Nulls", "AUROC for hacked", "Steps")
     places = [next(i for i, line in enumerate(lines) if line.startswith(title)) for title in titles]
     assert places == sorted(places)
 
 
-@pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Analysis]:
-    """verdicts(world, seed) -> its analysis with permutation nulls, for the measures behind --full."""
-
-    def make(world: World, seed: int = 0) -> Analysis:
-        directory = make_run(tmp_path_factory.mktemp("out") / "runs" / "run", world, seed)
-        return analyze(read_run(directory))
-
-    return make
-
-
-def part(found: Analysis, name: str):
-    return next(p for p in found.validity if p.name == name)
+def analysed(folder: Path, world: World, seed: int = 0) -> Analysis:
+    return analyze(read_run(make_run(folder / "runs" / "run", world, seed)))
 
 
 def says(found: Analysis) -> list[str]:
     return [finding.says for finding in found.questions]
 
 
-def test_a_sound_world_holds_in_every_part(verdicts):
-    """GO; every part of the measurement holds, and the measures behind the verdict say the same as it."""
-    found = verdicts(World())
-    assert found.verdict.word == "GO"
-    assert all(p.says == "HOLDS" for p in found.validity if p.name != "regrade agreement")
-    assert not found.failed
-    assert found.get("nulls", f"cos_in, {N2}").p < 0.01
-    assert len(found.of("modules")) == 3
+def test_a_sound_world_holds_in_every_part(found):
+    """GO; every part of the measurement holds but the regrade, which nobody saw; the nulls say the same as it."""
+    sound = found("go")
+    assert sound.verdict.word == "GO"
+    assert all(part.says == "HOLDS" for part in sound.validity if part.name != "regrade agreement")
+    assert any(caveat.startswith("not seen: regrade agreement") for caveat in sound.verdict.caveats)
+    assert not sound.failed
+    assert sound.get("nulls", f"cos_in, {N2}").p < 0.01
+    assert len(sound.of("modules")) == 3
+    moved = analyze(replace(sound.given, config={"settings": {"verb": "replay"}, "pools": []}))
+    assert next(part.says for part in moved.validity if part.name == "template tails") == "NOT SEEN"
 
 
-def test_a_consistent_random_direction_is_not_believed(verdicts):
+def test_a_consistent_random_direction_is_not_believed(tmp_path: Path):
     """Every prompt's gradient is nearly the same, so that any direction reads one sign on all of them: held-out pairs
     and the permuted labels know.
     """
-    found = verdicts(World(pairs_point_at=None, decay=0.0, strength=30.0), 14)
-    assert found.of("cos_in")[0].p < 0.001, "the world is not what it says: prompts disagree"
-    assert found.verdict.word == "UNDERPOWERED"
-    assert says(found)[0] == "UNMEASURED"
-    assert found.get("nulls", f"cos_in, {N2}").p >= 0.01
+    alike = analysed(tmp_path, World(pairs_point_at=None, decay=0.0, strength=30.0), 14)
+    assert alike.of("cos_in")[0].p < 0.001, "the world is not what it says: prompts disagree"
+    assert alike.verdict.word == "UNDERPOWERED"
+    assert says(alike)[0] == "UNMEASURED"
+    assert alike.get("nulls", f"cos_in, {N2}").p >= 0.01
 
 
-def test_shuffled_labels_are_not_about_hacks(verdicts):
+def test_shuffled_labels_are_not_about_hacks(tmp_path: Path):
     """The gradient is hack-ward as before, and `hacked` tells nothing."""
-    found = verdicts(World(shuffled_labels=True))
-    assert says(found)[:2] == ["YES", "UNCLEAR"]
+    assert says(analysed(tmp_path, World(shuffled_labels=True)))[:2] == ["YES", "UNCLEAR"]
 
 
-def test_what_nobody_saw_is_a_caveat(tmp_path):
-    """GO without a regrade, which is named; pools that are gone leave their parts unseen."""
-    directory = make_run(tmp_path / "runs" / "run", World(num_steps=12))
-    found = analyze(read_run(directory))
-    assert found.verdict.word == "GO"
-    assert any(caveat.startswith("not seen: regrade agreement") for caveat in found.verdict.caveats)
-    moved = replace(read_run(directory), config={"settings": {"verb": "replay"}, "pools": []})
-    assert part(analyze(moved), "template tails").says == "NOT SEEN"
-
-
+@pytest.mark.slow  # the world generic-half is one draw above half
 @pytest.mark.parametrize(("honest", "expected"), [(0.15, {"GO", "UNDERPOWERED"}), (0.35, {"GENERIC"})])
 def test_hacks_must_bring_half_of_the_pull(honest: float, expected: set[str], tmp_path: Path) -> None:
     """Honest solutions that point that far along the axis of hacks: GO below half of the pull, never above."""

@@ -55,7 +55,7 @@ def opened(browser: Any, pages: dict[str, Path]) -> Opened:
 @pytest.fixture(scope="session")
 def shown(maker: Any, report_of: Any) -> list[ShownRollout]:
     """The rollouts of the replay."""
-    return load_rollouts(report_of(maker(name="browsed")).analyses[0]).shown
+    return load_rollouts(report_of(maker(name="browsed")).analyses[0])[1]
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (420, True)])
