@@ -22,7 +22,7 @@ def test_a_long_pool_is_read_as_far_as_its_steps_need(
     def drawn(num_steps: int) -> list[Any]:
         config = ReplayConfig(source=SourceConfig(replay_dirs=("teacher",)), steps=num_steps)
         read.clear()
-        groups = ReplayInputs(config, tmp_path, print, "cpu").groups()
+        groups = ReplayInputs(config, tmp_path, print).groups()
         return [groups.groups(step) for step in range(num_steps)]
 
     whole = {num_steps: drawn(num_steps) for num_steps in (2, 16)}
