@@ -27,9 +27,6 @@ from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 from replay_pools.vocabulary import load_vocabulary
 
-LEAST_READ = 1024  # groups; smaller pools are always read whole
-READ_PER_STEP = 4  # groups read for each step, as some have no update
-
 
 class ReplayInputs(Inputs[ReplayConfig]):
     """The pools of `source.replay_dirs`, in that order, and the policy of a replay.
@@ -120,54 +117,32 @@ class ReplayInputs(Inputs[ReplayConfig]):
 
     @cached_property
     def _drawn(self) -> tuple[ReplaySource, list[Pool], dict[str, Any]]:
-        """Return the groups, their pools, and `circular`.
+        """Return the groups, their pools without circular pairs, and `circular`.
 
-        A single pool is read only until all steps have a group with an update.
+        Raises:
+            InputError: circular pairs that leave nothing, and as in ReplaySource.
         """
-        pairs, steps, whole = self._pairs(), self.config.steps, self.pools
-        limit = len(whole[0].steps) if len(whole) > 1 or steps is None else max(LEAST_READ, READ_PER_STEP * steps)
-        while limit < len(whole[0].steps):
-            try:
-                groups, pools, circular = self._drawn_of([whole[0].only(range(limit))], pairs)
-            except InputError:  # too few groups so far
-                pass
-            else:
-                if groups.are_first_choice:
-                    unread = f"{len(whole[0].steps) - limit} of {len(whole[0].steps)} groups"
-                    self.say(f"pool {whole[0].name}: {unread} were not read: those before them fill all steps")
-                    break
-            limit *= 2
-        else:
-            groups, pools, circular = self._drawn_of(whole, pairs)
+        config, pairs, pools, circular = self.config, self._pairs(), [*self.pools], dict[str, Any]()
         if pairs is None:
-            v_hack = self.config.intervention.v_hack
+            v_hack = config.intervention.v_hack
             why = "they are not at hand as they were (probe replay --pairs takes them)"
             self.say(f"caution: pairs of {v_hack}: whether they are rollouts of these pools is not known: {why}")
             circular = {"unknown": v_hack}
-        elif circular:
-            prompts = f"their {len(circular['problems'])} prompts of {circular['of_problems']}"
-            self.say(f"caution: {_copies(circular)}: {prompts} are left out of the replay")
-        return groups, pools, circular
-
-    def _drawn_of(
-        self, pools: list[Pool], pairs: Sequence[Pair] | None
-    ) -> tuple[ReplaySource, list[Pool], dict[str, Any]]:
-        """Draw from whole pools as `_drawn`; InputError if circular pairs leave nothing, and as in ReplaySource."""
-        config, circular = self.config, dict[str, Any]()
-        rollouts = (rollout for pool in pools for group in pool.steps for rollout in group)
-        if pairs and (found := taken_pairs(pairs, rollouts)):
+        elif found := taken_pairs(pairs, (rollout for pool in pools for group in pool.steps for rollout in group)):
             problems = sorted(set[str]().union(*found.values()))
             everywhere = {group[0].problem_id for pool in pools for group in pool.steps}
             circular = {"pairs": len(found), "of_pairs": len(pairs), "problems": problems}
             circular |= {"of_problems": len(everywhere)}
+            copies = f"{len(found)} of {len(pairs)} pairs are rollouts of these pools"
             if everywhere <= {*problems}:
                 fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
-                expected = "pairs that leave prompts to measure on"
-                raise InputError("pairs", expected=expected, found=_copies(circular), fix=fix)
+                raise InputError("pairs", expected="pairs that leave prompts to measure on", found=copies, fix=fix)
             pools = [
                 pool.only([place for place, group in enumerate(pool.steps) if group[0].problem_id not in problems])
                 for pool in pools
             ]
+            prompts = f"their {len(problems)} prompts of {len(everywhere)}"
+            self.say(f"caution: {copies}: {prompts} are left out of the replay")
         per_pool, match = config.source.per_pool, config.source.match
         groups = ReplaySource(pools, per_pool=per_pool, match=match, steps=config.steps, seed=config.seed)
         return groups, pools, circular
@@ -219,10 +194,6 @@ def taken_pairs(pairs: Sequence[Pair], rollouts: Iterable[Rollout]) -> dict[int,
 
 def _folded(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def _copies(circular: dict[str, Any]) -> str:
-    return f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools"
 
 
 def _of_steps(pool: Pool, source: SourceConfig) -> Pool:

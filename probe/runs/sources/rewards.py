@@ -128,31 +128,37 @@ USES: Mapping[Remedy, Callable[[Watched], Array]] = {
 
 @final
 class AppliedRemedy:
-    """One remedy in one run.
+    """What a run pays, and its remedy.
 
     Args:
-        config: the remedy.
+        config: the remedy; None: none.
         chat: renders the prompts of the update.
         pay: the training's pay.
         monitor: scores the rollouts of a step; None: the remedy uses none.
     """
 
-    def __init__(self, config: RemedyConfig, *, chat: Chat, pay: Pay = "pass", monitor: Monitor | None = None) -> None:
+    def __init__(
+        self, config: RemedyConfig | None, *, chat: Chat, pay: Pay = "pass", monitor: Monitor | None = None
+    ) -> None:
         self.config, self.paid, self.monitor, self._chat = config, PAYS[pay], monitor, chat
+        self.closes_loophole = config is not None and config.name == "no-loophole"
+        self.sampling_instruction = None if config is None else config.sampling_instruction
 
     def reward(self, key: RolloutKey, rollout: Rollout) -> float:
         """Return the reward that the loss sees, before the monitor; nan = the rollout has no label."""
-        return _without_loophole(self.paid, rollout) if self.config.name == "no-loophole" else self.paid(rollout)
+        return _without_loophole(self.paid, rollout) if self.closes_loophole else self.paid(rollout)
 
     def groups(self, groups: Sequence[Group], source: GroupSource) -> list[Group]:
         """Return the groups of a step with the rewards of the loss and the prompts of the update."""
         changed = [self._repaid(group, source) for group in groups]
-        return changed if self.monitor is None else self._watched(changed, self.monitor, source)
+        if self.config is None or self.monitor is None:
+            return changed
+        return self._watched(changed, self.config, self.monitor, source)
 
     def _repaid(self, group: Group, source: GroupSource) -> Group:
         rollouts = [source.rollout(key) for key in group.keys]
         group = replace(group, rewards=tuple(map(self.reward, group.keys, rollouts)))
-        instruction = self.config.update_instruction
+        instruction = None if self.config is None else self.config.update_instruction
         if instruction is None:
             return group
         # The policy's rollouts may already have the instruction, a teacher's do not.
@@ -163,7 +169,9 @@ class AppliedRemedy:
             mixed_prompt=len({text for text, _ in prompts}) > 1,
         )
 
-    def _watched(self, groups: Sequence[Group], monitor: Monitor, source: GroupSource) -> list[Group]:
+    def _watched(
+        self, groups: Sequence[Group], config: RemedyConfig, monitor: Monitor, source: GroupSource
+    ) -> list[Group]:
         """Score all rollouts of the step at once, and change their rewards by the use."""
         keys = [key for group in groups for key in group.keys]
         rollouts = [*map(source.rollout, keys)]
@@ -179,19 +187,18 @@ class AppliedRemedy:
                 z=np.nan_to_num(group_z(reading.scores[rows], step_sd)),
                 flags=reading.flags[rows],
                 passed=passed[rows],
-                strength=self.config.strength_used,
+                strength=config.strength_used,
             )
-            rewards = tuple(USES[self.config.name](watched).tolist())
-            flagged = tuple(reading.flags[rows].tolist()) if self.config.name == "quarantine" else None
+            rewards = tuple(USES[config.name](watched).tolist())
+            flagged = tuple(reading.flags[rows].tolist()) if config.name == "quarantine" else None
             changed.append(replace(group, rewards=rewards, flagged=flagged))
         return changed
 
     def taught_prompt(self, rollout: Rollout) -> str:
         """Return the `prompt_sha` of the teacher's prompt for the policy's `rollout`."""
-        instruction = self.config.sampling_instruction
-        if instruction is None:
+        if self.sampling_instruction is None:
             return rollout.prompt_sha
-        text, _ = self._chat.render(uninstructed(rollout.messages, instruction))
+        text, _ = self._chat.render(uninstructed(rollout.messages, self.sampling_instruction))
         return prompt_sha(text)
 
 
