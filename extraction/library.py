@@ -265,16 +265,16 @@ class DirectionLibrary:
             return haar_directions(self.v_hack, seed=self.seed)
         if kind in CONTROL_DIFFERENCES:
             pairs, control = self.pair_gradients, {"control": kind, "seed": self.seed}
-            return self._extract(CONTROL_DIFFERENCES[kind](pairs, seed=self.seed), {**pairs.metadata, **control})
+            return self.extracted(CONTROL_DIFFERENCES[kind](pairs, seed=self.seed), {**pairs.metadata, **control})
         assert kind == "placebo", kind
         pairs = self.measured(load_pairs("builtin:placebo"), "builtin:placebo")
-        return self._extract(pairs.differences(), pairs.metadata)
+        return self.extracted(pairs.differences(), pairs.metadata)
 
     @cached_property
     def v_hack(self) -> Directions:
         """v_hack, from the given direction file or extracted."""
         if self.v_hack_file is None:
-            return self._extract(self.pair_gradients.differences(), self.pair_gradients.metadata)
+            return self.extracted(self.pair_gradients.differences(), self.pair_gradients.metadata)
         directions = load_directions(self.v_hack_file)
         stored = directions.metadata["fingerprint"]
         check_fingerprint(self.v_hack_file, expected=self.frames.fingerprint, found=stored)
@@ -354,7 +354,8 @@ class DirectionLibrary:
             "flavours": [pair.flavour for pair in pairs],
         }
 
-    def _extract(self, differences: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Directions:
+    def extracted(self, differences: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Directions:
+        """Extract directions from differences of pair gradients, by the library's settings."""
         return extract_directions(
             differences,
             method=self.settings.method,

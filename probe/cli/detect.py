@@ -3,7 +3,7 @@
 import re
 import shlex
 import sys
-from dataclasses import replace
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,29 +69,25 @@ def detect(
     """
     config, keys = configured("replay", given), given_keys(given)
     check_names((), config.intervention.extraction.pairs, out)
-    from probe.runs.detect import PAIRS, Options, detected  # brings torch
+    from probe.runs.detect import PAIRS, detected  # brings torch
 
     names = ("labels", "label", "reference", "name", "mapping", "format_name", "skip_bad", "limit")
-    options = Options(
-        detectors=_split(detectors),
-        basis=None if no_gradients else basis,
-        out=out,
-        **{name: given[name] for name in names},
-    )
-    found = detected(rollouts, config, keys, options, say)
-    if options.label is not None and options.labels is None and sys.stdin.isatty() and not as_json:
+    options = {name: given[name] for name in names}
+    options |= {"detectors": _split(detectors), "basis": None if no_gradients else basis, "out": out}
+    label = given["label"]
+    found = detected(rollouts, config, keys, say, **options)
+    if label is not None and given["labels"] is None and sys.stdin.isatty() and not as_json:
         file = _asked(found)
-        found = detected(rollouts, config, keys, replace(options, labels=file), lambda _: None)
+        found = detected(rollouts, config, keys, lambda _: None, **options | {"labels": file})
     if as_json:
         echo_json(found.to_json() | {"rollouts": found.rows()})
         return
     _print(found, out)
-    if options.label is not None and "audit" not in found.families:
-        from probe.runs.labels import spread_over
-
-        path = found.path / "drawn.jsonl"
+    if label is not None and "audit" not in found.families:
+        counts = Counter(stratum for _, stratum in found.drawn)
+        spread, path = " + ".join(str(counts[number]) for number in sorted(counts)), found.path / "drawn.jsonl"
         echo(
-            f"{options.label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30%, the "
+            f"{label} rollouts were drawn ({spread} of the first 10%, the next 30%, the "
             f"rest): fill in the labels of {path}, and repeat the command with --labels {path}"
         )
     echo(f"scores of all: {found.path / 'scores.jsonl'}; estimates: {found.path / 'estimates.json'}")
@@ -139,9 +135,10 @@ def _print(found: "Detected", out: Path) -> None:
     adapter = f", adapter {found.model.adapter}" if found.model.adapter else ""
     problems = len({one.problem_id for one in found.rollouts})
     above = "" if found.above is None else f" (more than {found.above:g})"
-    ranked = f"{len(found.rollouts)} of {found.num_rollouts} rollouts are rewarded{above} and ranked"
-    if len(found.rollouts) == found.num_rollouts:
-        ranked = f"all {found.num_rollouts} rollouts are ranked"
+    num = found.pool.manifest["counts"]["rollouts"]
+    ranked = f"{len(found.rollouts)} of {num} rollouts are rewarded{above} and ranked"
+    if len(found.rollouts) == num:
+        ranked = f"all {num} rollouts are ranked"
     _wrapped(f"pool {found.pool.name}: {ranked} ({problems} prompts); weights: {found.model.name}{adapter}")
     echo()
     for text in _worth(found):

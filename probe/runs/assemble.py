@@ -97,20 +97,17 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
     training, trained, refreshed = None, None, None
     if config.trains:
         trained = Trained(policy.model, frames[arms[0].basis])
-        training = _training(config, trained, num_steps)
+        control, objective = config.control, conditions[primary]
+        updater = Updater(trained, arms[0], config.optimizer, num_steps, config.intervention.projection.target)
+        references = References(trained, ema_decay=control.ema_decay, ema_every=control.ema_every)
+        training = TrainingState(updater, references, objective, control)
 
         def extract() -> Directions:
             with trained.folded():
-                return directions.extract(arms[0], conditions[primary], trained.frames())
+                return directions.extract(arms[0], objective, trained.frames())
 
-        refreshed = RefreshedMeasures(
-            directory,
-            start[0],
-            extract,
-            training.updater,
-            config.intervention.refresh_every,
-            world,
-        )
+        every = config.intervention.refresh_every
+        refreshed = RefreshedMeasures(directory, start[0], extract, updater, every, world)
     pieces = Pieces(policy.tokenizer)
     return Setup(
         bases=Bases(
@@ -182,12 +179,3 @@ def _arm_frames(inputs: "Inputs[Any]", arms: Sequence[Arm]) -> dict[Basis, Frame
         shard_base(policy.model, world.device)
         frames = {basis: read.to(world.device) for basis, read in frames.items()}
     return frames
-
-
-def _training(config: StepConfig, trained: Trained, num_steps: int) -> TrainingState:
-    """Make AdamW, references and controllers for the only arm and loss variant."""
-    control, intervention = config.control, config.intervention
-    arm, target = get_arm(intervention.arms[0]), intervention.projection.target
-    updater = Updater(trained, arm, config.optimizer, num_steps, target)
-    references = References(trained, ema_decay=control.ema_decay, ema_every=control.ema_every)
-    return TrainingState(updater, references, config.objectives()[config.primary], control)

@@ -20,14 +20,13 @@ from torch import Tensor, nn
 
 from extraction.adapters.frames import Frames
 from extraction.batch import Batch, make_batch
-from extraction.controls import haar_directions, permuted_differences
-from extraction.directions import Directions, PairGradients, extract_directions
+from extraction.directions import Directions, PairGradients
 from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary, pair_batch
 from extraction.logprobs import split_model
 from extraction.pairs import Pair
 from extraction.passes import score
-from extraction.words import ExtractionSettings, kind_of
+from extraction.words import kind_of
 from probe.analysis.detectors import GRADIENT_FIELDS, Material, PairMaterial
 from probe.runs.activations import scored_states
 from probe.settings.run import StepConfig, normaliser
@@ -150,7 +149,11 @@ class Meter:
             gram = sides.cosines(sides.gradients).cpu().numpy()
             self.pairs = replace(self.pairs, similarities=gram.reshape(2, m, 2, m))
         if self._wants("cosines"):
-            self._directions = {kind: one.to(device) for kind, one in _directions(library, extraction).items()}
+            pairs = library.pair_gradients
+            unit = replace(pairs, hack=_at_norm_1(pairs.hack), clean=_at_norm_1(pairs.clean))
+            found = {"mean": library.v_hack, "unit": library.extracted(unit.differences(), pairs.metadata)}
+            found |= {kind: library.get(own) for kind, own in (("haar", "haar"), ("shuffled", "permuted"))}
+            self._directions = {kind: one.to(device) for kind, one in found.items()}
 
     def _gradients(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Return the fields that come from gradients, (n, ...) each."""
@@ -215,31 +218,6 @@ def _of_pairs(policy: Policy, pairs: Sequence[Pair], layers: Mapping[int, nn.Mod
         states = stacked.reshape(2, len(pairs), *stacked.shape[1:])
     held_out = np.array([pair.held_out for pair in pairs])
     return PairMaterial(kinds=[kind_of(pair.flavour) for pair in pairs], held_out=held_out, states=states)
-
-
-def _directions(library: DirectionLibrary, extraction: ExtractionSettings) -> dict[str, Directions]:
-    """Return the directions by kind: v_hack of both kinds of sides, and the nulls of the first."""
-    pairs = library.pair_gradients
-    unit = PairGradients(
-        hack=_at_norm_1(pairs.hack), clean=_at_norm_1(pairs.clean), held_out=pairs.held_out, metadata=pairs.metadata
-    )
-
-    def extracted(differences: Mapping[str, Tensor]) -> Directions:
-        return extract_directions(
-            differences,
-            method=extraction.method,
-            k=extraction.k,
-            tau=extraction.tau,
-            drop_bottom_frac=extraction.drop_bottom_frac,
-            metadata=pairs.metadata,
-        )
-
-    return {
-        "mean": library.v_hack,
-        "unit": extracted(unit.differences()),
-        "haar": haar_directions(library.v_hack, seed=library.seed),
-        "shuffled": extracted(permuted_differences(pairs, seed=library.seed)),
-    }
 
 
 def _at_norm_1(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from extraction.selection import selected_pairs
 from extraction.words import Adapted
 from probe.records.timings import GIB, mean_times
 from probe.runs.alike import runs_alike
-from probe.runs.heldout import evaluated_settings
+from probe.runs.heldout import eval_settings
 from probe.runs.inputs import Inputs
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import find_run, is_complete
@@ -58,7 +58,7 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> 
     inputs = TrainingInputs(config, out_dir)
     config, rollouts, evaluation = inputs.config, inputs.config.rollouts, inputs.config.evaluation
     sampled = inputs.problems.num_batches * rollouts.prompts_per_step * rollouts.group
-    evaluated = evaluation.num_problems * evaluation.rollouts_per_problem * len(evaluated_settings(config))
+    evaluated = evaluation.num_problems * evaluation.rollouts_per_problem * len(eval_settings(config))
     times = len({*range(0, config.steps, evaluation.every), config.steps})  # before steps, and after the last one
     work = {
         "steps": config.steps,

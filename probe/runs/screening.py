@@ -121,12 +121,8 @@ def _look(
         losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
         try:
             (measure,) = directions.measures(losses, chosen, remedy.intervention.projection)
-        except InputError as error:  # for example too few pairs for k
-            unseen[name] = str(error)
-            continue
-        try:
             source, changed = with_remedy(remedy, policy, groups, replace(setup, conditions=losses), out_dir)
-        except InputError as error:  # for example a monitor that measures nothing here
+        except InputError as error:  # for example too few pairs for k, or a monitor that measures nothing here
             unseen[name] = str(error)
             continue
         records = ahead.records(remedy, changed, source, measure)

@@ -26,7 +26,7 @@ from probe.records.run import ADAPTER_DIR, IN_TRAINING
 from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, configured_adapter
 from probe.runs.evaluations import Evaluator, FrozenBatch
-from probe.runs.heldout import eval_sampler
+from probe.runs.heldout import HeldOut
 from probe.runs.known_answers import check_pay
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
@@ -119,7 +119,7 @@ def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None,
             hint=rollouts.hint,
             group=rollouts.group,
         )
-        sampler, every = eval_sampler(config, maker, inputs.held_out, world), config.evaluation.every
+        sampler, every = HeldOut(maker, inputs.held_out, config, world), config.evaluation.every
         evaluator = Evaluator(directory, sampler, training.updater, frozen, monitor, every, say, world)
         with open_source(inputs, maker, training.past, directory, sampling, monitor) as (source, finish_pools):
 

@@ -33,7 +33,7 @@ graded rollouts; only the loss sees changed rewards, and no other labels (`probe
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -60,6 +60,7 @@ def _by_tests(rollout: Rollout) -> float:
     return REWARD_COMPILES * bool(grade.compiles) + REWARD_PASSED * share
 
 
+Flags = NDArray[np.bool_]
 FLOOR = 0.1  # of the sd within a group, as a share of the sd over the step
 # {pay: reward of a rollout}
 PAYS: Mapping[Pay, Callable[[Rollout], float]] = {"pass": lambda rollout: rollout.reward, "tests": _by_tests}
@@ -104,25 +105,15 @@ def group_z(scores: Array, step_sd: float) -> Array:
     return (scores - np.nanmean(scores)) / max(float(np.nanstd(scores)), FLOOR * step_sd, 1e-12)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """One group under a monitor, (G,) each."""
-
-    rewards: Array
-    z: Array  # 0 without a score
-    flags: NDArray[np.bool_]
-    passed: NDArray[np.bool_]
-    strength: float
-
-
-# {use of a monitor: rewards (G,) of the loss}
-USES: Mapping[Remedy, Callable[[Watched], Array]] = {
-    "screening": lambda group: np.where(group.flags, np.nan, group.rewards),
-    "penalty": lambda group: group.rewards - group.strength * group.flags,
-    "additive": lambda group: group.rewards - group.strength * group.z.clip(min=0),
-    "multiplicative": lambda group: group.rewards * (1 - group.strength * special.expit(group.z) * (group.z > 0)),
-    "finetune-accepted": lambda group: (group.passed & ~group.flags).astype(float),
-    "quarantine": lambda group: group.rewards,
+# {use of a monitor: rewards of the loss}, (G,) of one group. Arguments: rewards r, z of the scores (0 without one),
+# flags f, passes p, (G,) each, and the strength a.
+USES: Mapping[Remedy, Callable[[Array, Array, Flags, Flags, float], Array]] = {
+    "screening": lambda r, z, f, p, a: np.where(f, np.nan, r),
+    "penalty": lambda r, z, f, p, a: r - a * f,
+    "additive": lambda r, z, f, p, a: r - a * z.clip(min=0),
+    "multiplicative": lambda r, z, f, p, a: r * (1 - a * special.expit(z) * (z > 0)),
+    "finetune-accepted": lambda r, z, f, p, a: (p & ~f).astype(float),
+    "quarantine": lambda r, z, f, p, a: r,
 }
 
 
@@ -182,16 +173,10 @@ class AppliedRemedy:
         changed, start = [], 0
         for group in groups:
             rows = slice(start, start := start + len(group.keys))
-            watched = Watched(
-                rewards=np.array(group.rewards),
-                z=np.nan_to_num(group_z(reading.scores[rows], step_sd)),
-                flags=reading.flags[rows],
-                passed=passed[rows],
-                strength=config.strength_used,
-            )
-            rewards = tuple(USES[config.name](watched).tolist())
-            flagged = tuple(reading.flags[rows].tolist()) if config.name == "quarantine" else None
-            changed.append(replace(group, rewards=rewards, flagged=flagged))
+            z, flags = np.nan_to_num(group_z(reading.scores[rows], step_sd)), reading.flags[rows]
+            rewards = USES[config.name](np.array(group.rewards), z, flags, passed[rows], config.strength_used)
+            flagged = tuple(flags.tolist()) if config.name == "quarantine" else None
+            changed.append(replace(group, rewards=tuple(rewards.tolist()), flagged=flagged))
         return changed
 
     def taught_prompt(self, rollout: Rollout) -> str:
