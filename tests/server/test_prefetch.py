@@ -30,7 +30,6 @@ SETTINGS = {
     "rollouts.dynamic_sampling": 1,
     "rollouts.num_problems": 24,  # the known answers of every problem are graded before the first step
     "rollouts.prefetch": 2,
-    "rollouts.sampler.max_new_tokens": 8,
     "objective.old_logprobs": "recorded",
     "objective.entropy_coef": 0.1,  # moves the policy where no reward does
     "intervention.arms": ["projected-lora"],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from adapted import token_logprobs
 
 from extraction.adapters.frames import svd_frames
 from extraction.batch import make_batch
@@ -131,12 +132,9 @@ def test_likelihood_and_states_are_of_each_rollout_alone(material: Material, rol
     blocks: list[torch.Tensor] = []
     policy.model.model.layers[1].register_forward_hook(lambda *parts: blocks.append(parts[-1]))
     for i, rollout in enumerate(rollouts):
-        ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
         with torch.no_grad():
-            logits = policy.model(ids).logits[0].double()
+            chosen = token_logprobs(policy.model, rollout.prompt_ids, rollout.completion_ids)
         hidden = blocks[-1][0] if isinstance(blocks[-1], tuple) else blocks[-1]
-        scored = logits[rollout.plen - 1 : -1].log_softmax(-1)
-        chosen = scored[torch.arange(rollout.comp_len), torch.tensor(rollout.completion_ids)]
         mask = torch.tensor(rollout.completion_mask or [True] * rollout.comp_len)
         assert material.logprobs[i] == pytest.approx(float(chosen[mask].mean()), abs=1e-5)
         mean = hidden.reshape(-1, hidden.shape[-1])[rollout.plen :][mask].mean(0)

@@ -20,7 +20,6 @@ RECORDED = {
     "objective.old_logprobs": "recorded",
     "objective.entropy_coef": 0.1,  # moves the policy where no reward does
     "rollouts.prompts_per_step": 1,
-    "rollouts.sampler.max_new_tokens": 32,
     "evaluation.every": 9,
     "optimizer.lr": 0.03,
 }
