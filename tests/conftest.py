@@ -118,7 +118,7 @@ def preset(tmp_path_factory: pytest.TempPathFactory, small: str) -> Callable[...
         "model.name": small,
         "rollouts.prompts_per_step": 2,
         "rollouts.group": 4,
-        "rollouts.sampler.max_new_tokens": 24,
+        "rollouts.sampler.max_new_tokens": 8,
         "intervention.extraction.pairs": str(folder / "pairs.jsonl"),  # four to extract from, two held out
         "intervention.extraction.k": 2,
         "steps": 3,

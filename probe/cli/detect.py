@@ -2,8 +2,8 @@
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,26 +56,25 @@ def detect(rollouts: str, detectors: str | None, basis: Basis, no_gradients: boo
     """
     config, keys = configured("replay", given), given_keys(given)
     check_names((), config.intervention.extraction.pairs, out)
-    from probe.runs.detect import Options, detected  # brings torch
+    from probe.runs.detect import PAIRS, detected  # brings torch
 
     names = ("labels", "label", "reference", "name", "mapping", "format_name", "skip_bad", "limit")
-    own = {"detectors": _split(detectors), "basis": None if no_gradients else basis, "out": out}
-    options = Options(**own, **{name: given[name] for name in names})
-    found = detected(rollouts, config, keys, options, say)
-    is_asked = options.label is not None and options.labels is None
-    if is_asked and sys.stdin.isatty() and not click.get_current_context().params["as_json"]:
-        found = detected(rollouts, config, keys, replace(options, labels=_asked(found)), lambda _: None)
+    options = {name: given[name] for name in names}
+    options |= {"detectors": _split(detectors), "basis": None if no_gradients else basis, "out": out}
+    label, is_json = given["label"], click.get_current_context().params["as_json"]
+    found = detected(rollouts, config, keys, say, **options)
+    if label is not None and given["labels"] is None and sys.stdin.isatty() and not is_json:
+        found = detected(rollouts, config, keys, lambda _: None, **options | {"labels": _asked(found)})
     yield from _described(found)
-    if options.label is not None and "audit" not in found.families:
-        from probe.runs.labels import spread_over
-
-        path = found.path / "drawn.jsonl"
+    if label is not None and "audit" not in found.families:
+        counts = Counter(stratum for _, stratum in found.drawn)
+        spread, path = " + ".join(str(counts[number]) for number in sorted(counts)), found.path / "drawn.jsonl"
         yield (
-            f"{options.label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30%, the "
+            f"{label} rollouts were drawn ({spread} of the first 10%, the next 30%, the "
             f"rest): fill in the labels of {path}, and repeat the command with --labels {path}"
         )
     yield f"scores of all: {found.path / 'scores.jsonl'}; estimates: {found.path / 'estimates.json'}"
-    if PAIRS[0] in keys:
+    if PAIRS in keys:
         yield _tokens_command(found, config.intervention.extraction)
     return found.to_json() | {"rollouts": found.rows()}
 
@@ -130,9 +129,10 @@ def _described(found: "Detected") -> Iterator[str | Table]:
     adapter = f", adapter {found.model.adapter}" if found.model.adapter else ""
     problems = len({one.problem_id for one in found.rollouts})
     above = "" if found.above is None else f" (more than {found.above:g})"
-    ranked = f"{len(found.rollouts)} of {found.num_rollouts} rollouts are rewarded{above} and ranked"
-    if len(found.rollouts) == found.num_rollouts:
-        ranked = f"all {found.num_rollouts} rollouts are ranked"
+    num = found.pool.manifest["counts"]["rollouts"]
+    ranked = f"{len(found.rollouts)} of {num} rollouts are rewarded{above} and ranked"
+    if len(found.rollouts) == num:
+        ranked = f"all {num} rollouts are ranked"
     head = f"pool {found.pool.name}: {ranked} ({problems} prompts); weights: {found.model.name}{adapter}"
     yield _wrapped(*(f"caution: {caution}" for caution in found.cautions), head)
     yield ""

@@ -5,10 +5,11 @@
 `probe replay` and `probe train` pass the result to `probe.runs.loop.run_steps`; they differ in the source of groups.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import extraction.adapters.delta_s  # noqa: F401 (teaches peft the adapters of `probe train`)
 from extraction.adapters.frames import Frames, lora_frames, svd_frames
@@ -16,7 +17,6 @@ from extraction.adapters.trained import Trained
 from extraction.directions import Directions
 from extraction.words import Basis
 from probe.objective.credit import planning_tokens
-from probe.records.timings import Timings
 from probe.runs.control import TrainingState
 from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.gram_recorder import GramRecorder
@@ -26,11 +26,14 @@ from probe.settings.arms import Arm, get_arm, measured_arm
 from probe.settings.run import ReplayConfig, StepConfig
 from probe.settings.training import ModelConfig
 from probe.step.bases import Bases
-from probe.step.distributed import SOLO, World, shard_base
+from probe.step.distributed import SOLO, shard_base
 from probe.step.reference import References
 from probe.step.step import Measure
 from probe.step.update import Updater
 from replay_pools.policy.load import Policy, load_policy, scaled_adapter
+
+if TYPE_CHECKING:
+    from probe.runs.inputs import Inputs
 
 
 def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None = None) -> Policy:
@@ -67,59 +70,44 @@ def steps_apart(config: StepConfig) -> bool:
     return not config.trains and not config.model.shard_base
 
 
-def assemble(
-    config: StepConfig,
-    policy: Policy,
-    directory: Path,
-    cache_dir: Path,
-    *,
-    num_steps: int,
-    timings: Timings,
-    say: Callable[[str], None],
-    world: World,
-) -> Setup:
+def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
     """Make the frames of the policy, the directions of the arms and, if weights move, the training state.
 
     Args:
         directory: the run.
-        cache_dir: cache of SVDs and pair gradients.
         num_steps: steps of the run, over which a learning rate decays.
-        timings: records the time of the bases and the directions.
-        say: called with what is computed and what comes from the cache.
 
     Raises:
         InputError: anything wrong with the pairs or directions.
     """
+    config, policy, world = inputs.config, inputs.policy, inputs.world
     arms = [get_arm(name) for name in config.intervention.arms]
     conditions, primary = config.objectives(), config.primary
-    frames = arm_frames(policy, arms, config.model, cache_dir, timings, world)
+    frames = _arm_frames(inputs, arms)
     adapted = next(iter(frames.values())).adapted
     if adapted is not None and adapted.caution:
-        say(adapted.caution)
+        inputs.say(adapted.caution)
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
-    with timings.phase("directions"), in_turn:
-        directions = ArmDirections(config.intervention, config.seed, policy, frames, cache_dir, say)
+    with inputs.timings.phase("directions"), in_turn:
+        directions = ArmDirections(config.intervention, config.seed, policy, frames, inputs.cache, inputs.say)
         start = directions.measures(conditions, arms, config.intervention.projection)
         # In a training, products with the first pair gradients would be stale after the first step.
         grams = _grams(directory, directions, start, config) if isinstance(config, ReplayConfig) else {}
     training, trained, refreshed = None, None, None
     if config.trains:
         trained = Trained(policy.model, frames[arms[0].basis])
-        training = _training(config, trained, num_steps)
+        control, objective = config.control, conditions[primary]
+        updater = Updater(trained, arms[0], config.optimizer, num_steps, config.intervention.projection.target)
+        references = References(trained, ema_decay=control.ema_decay, ema_every=control.ema_every)
+        training = TrainingState(updater, references, objective, control)
 
         def extract() -> Directions:
             with trained.folded():
-                return directions.extract(arms[0], conditions[primary], trained.frames())
+                return directions.extract(arms[0], objective, trained.frames())
 
-        refreshed = RefreshedMeasures(
-            directory,
-            start[0],
-            extract,
-            training.updater,
-            config.intervention.refresh_every,
-            world,
-        )
+        every = config.intervention.refresh_every
+        refreshed = RefreshedMeasures(directory, start[0], extract, updater, every, world)
     pieces = Pieces(policy.tokenizer)
     return Setup(
         bases=Bases(
@@ -176,33 +164,18 @@ def configured_frames(policy: Policy, basis: Basis, config: ModelConfig, cache_d
     return svd_frames(policy.model, config.targets, rank=config.svd_rank, cache_dir=cache_dir / "svd", **named)
 
 
-def arm_frames(
-    policy: Policy,
-    arms: Sequence[Arm],
-    config: ModelConfig,
-    cache_dir: Path,
-    timings: Timings,
-    world: World = SOLO,
-) -> dict[Basis, Frames]:
+def _arm_frames(inputs: "Inputs[Any]", arms: Sequence[Arm]) -> dict[Basis, Frames]:
     """Make the frames in every basis of the arms, then shard the policy's base if the world asks for it."""
+    policy, config, world = inputs.policy, inputs.config.model, inputs.world
     if config.shard_base != world.shards_base:
         raise ValueError(f"shard_base: expected {config.shard_base}, as configured, of the world, {world}")
     frames: dict[Basis, Frames] = {}
     names: list[Basis] = [arm.basis for arm in arms]
     for basis in dict.fromkeys(names):
-        with timings.phase(basis), world.main_first():
-            frames[basis] = configured_frames(policy, basis, config, cache_dir)
+        with inputs.timings.phase(basis), world.main_first():
+            frames[basis] = configured_frames(policy, basis, config, inputs.cache)
     if world.shards_base:
         assert world.device is not None
         shard_base(policy.model, world.device)
         frames = {basis: read.to(world.device) for basis, read in frames.items()}
     return frames
-
-
-def _training(config: StepConfig, trained: Trained, num_steps: int) -> TrainingState:
-    """Make AdamW, references and controllers for the only arm and loss variant."""
-    control, intervention = config.control, config.intervention
-    arm, target = get_arm(intervention.arms[0]), intervention.projection.target
-    updater = Updater(trained, arm, config.optimizer, num_steps, target)
-    references = References(trained, ema_decay=control.ema_decay, ema_every=control.ema_every)
-    return TrainingState(updater, references, config.objectives()[config.primary], control)

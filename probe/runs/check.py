@@ -17,6 +17,7 @@ from replay_pools.logs.importing import CheckedLog, check_log, import_log
 from replay_pools.pool import Pool
 
 if TYPE_CHECKING:
+    from extraction.pairs import Pair
     from probe.analysis.analyze import Analysis
 
 SCALE, PER_POOL, PAIRS = "objective.scale_rewards", "source.per_pool", "intervention.extraction.pairs"
@@ -93,7 +94,7 @@ def check(
         log, notes = checked(rows, config, given, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
         say(recognised(log))
         config, name = settled(log, config, given, name and plain_name(name, "name"), limit)
-        pool = import_log(log, name=name, out=out, model=str(model), template=config.model.template, limit=limit)
+        pool = imported(log, config, name, out, limit)
         for sentence in [*pool.cautions, *notes]:
             say(in_python(sentence))
         directory = replayed(config, name, out, say)
@@ -129,10 +130,8 @@ def checked(
     config: ReplayConfig,
     given: set[str],
     *,
-    mapping: Mapping[str, str],
-    format_name: str | None,
-    skip_bad: int,
     without_pairs: Callable[[CheckedLog], None] = lambda log: None,
+    **reading: Any,
 ) -> tuple[CheckedLog, list[str]]:
     """Check the log (first, without torch) and the pairs; return the log and notes on the choice of pairs.
 
@@ -140,8 +139,8 @@ def checked(
         source: the log.
         config: settings with the pairs and the model.
         given: keys of all settings given by the user.
-        mapping, format_name, skip_bad: as for `check_log`.
         without_pairs: called with a valid log if no pairs were given, before the error.
+        reading: as for `check_log`.
 
     Raises:
         InputError: all faults of the log, the pairs and the model's name.
@@ -150,19 +149,14 @@ def checked(
     for key in (key for key in DECIDED if key in given):
         expected = "none: it follows from ROLLOUTS and --pairs"
         errors.append(InputError(f"--set {key}", expected=expected, found="one", fix="use probe replay"))
-    log: CheckedLog | None = None
-    try:
-        log = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
+    log = gathered_log(source, config, errors, **reading)
+    if log is not None:
         errors += _without_update(log)
-    except InputError as error:
-        errors += error.errors
-    if config.model.name is None:
-        fix = "pass --model, the model that sampled the rollouts: organism, a directory or a hub id"
-        errors.append(InputError("--model", expected="a model", found="none", fix=fix))
     notes: list[str] = []
     if PAIRS in given:
         try:
-            notes = _checked_pairs(config, with_tokens=not errors)
+            pairs, cautions = checked_pairs(config, notes.append, with_tokens=not errors)
+            notes = [*(notes or [f"pairs {config.intervention.extraction.pairs}: {len(pairs)}"]), *cautions]
         except InputError as error:
             errors += error.errors
     else:
@@ -173,6 +167,19 @@ def checked(
     refuse(errors)
     assert log is not None
     return log, notes
+
+
+def gathered_log(source: Any, config: ReplayConfig, errors: list[InputError], **reading: Any) -> CheckedLog | None:
+    """Return a log that `check_log` accepts with a model, else None; add what is wrong to `errors`."""
+    log = None
+    try:
+        log = check_log(source, **reading)
+    except InputError as error:
+        errors += error.errors
+    if config.model.name is None:
+        fix = "pass --model, the model that sampled the rollouts: organism, a directory or a hub id"
+        errors.append(InputError("--model", expected="a model", found="none", fix=fix))
+    return log
 
 
 def recognised(log: CheckedLog) -> str:
@@ -201,18 +208,20 @@ def _without_update(log: CheckedLog) -> list[InputError]:
     return []
 
 
-def _checked_pairs(config: ReplayConfig, *, with_tokens: bool) -> list[str]:
-    """Check the pairs (with the model's tokenizer for `with_tokens`) and return notes on their choice."""
+def checked_pairs(
+    config: ReplayConfig, say: Callable[[str], object], *, with_tokens: bool = True
+) -> tuple["list[Pair]", list[str]]:
+    """Return the pairs, checked with the model's tokenizer for `with_tokens`, and cautions; `say` gets notes."""
     from extraction.selection import selected_pairs
 
-    extraction, cautions, notes = config.intervention.extraction, list[str](), list[str]()
-    pairs = selected_pairs(extraction, notes.append)
-    if with_tokens and config.model.name is not None:
-        from extraction.library import check_pairs
-        from replay_pools.vocabulary import load_vocabulary
+    extraction = config.intervention.extraction
+    pairs = selected_pairs(extraction, say)
+    if not with_tokens or config.model.name is None:
+        return pairs, []
+    from extraction.library import check_pairs
+    from replay_pools.vocabulary import load_vocabulary
 
-        cautions = check_pairs(load_vocabulary(config.model.name, config.model.template), pairs, extraction.k)
-    return [*(notes or [f"pairs {extraction.pairs}: {len(pairs)}"]), *cautions]
+    return pairs, check_pairs(load_vocabulary(config.model.name, config.model.template), pairs, extraction.k)
 
 
 def settled(

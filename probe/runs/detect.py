@@ -33,7 +33,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
 from probe.analysis.statistics.intervals import Array
 from probe.records.run import DEFAULT_OUT, default_name
-from probe.runs.check import PAIRS, as_arguments, in_python, recognised
+from probe.runs.check import PAIRS, as_arguments, checked_pairs, gathered_log, imported, in_python, recognised
 from probe.runs.labels import answered, read_labels, write_drawn
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
@@ -41,7 +41,7 @@ from probe.settings.training import ModelConfig
 from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import encode_jsonl, locked, plain_name, write_atomic, write_json
 from replay_pools.logs.columns import look_up
-from replay_pools.logs.importing import CheckedLog, check_log, import_log, step_numbers
+from replay_pools.logs.importing import CheckedLog, step_numbers
 from replay_pools.manifest import MANIFEST_NAME
 from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
 from replay_pools.rollout import Rollout
@@ -50,23 +50,6 @@ MATERIAL = "material.safetensors"
 MODEL, ADAPTER = "model.name", "model.adapter"
 # Prefixes of the settings that act; another one would be ignored, so it is refused.
 ACTING = ("model.", "intervention.extraction.", "objective.loss_type", "objective.max_completion_length", "seed")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a detection measures and shows, next to the settings of a replay."""
-
-    detectors: Sequence[str] = ()  # empty: the panel
-    labels: Path | Mapping[str, bool] | None = None  # a file of labels, or {id: label}; with `label`, the answers
-    label: int | None = None  # rollouts to draw and to ask about
-    basis: Basis | None = "svd"  # of the gradients; None: no gradients
-    reference: str | None = None  # model before the training
-    name: str | None = None
-    out: Path = DEFAULT_OUT
-    mapping: Mapping[str, str] = field(default_factory=dict)
-    format_name: str | None = None
-    skip_bad: int = 0
-    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -85,8 +68,7 @@ class Detected:
 
     pool: Pool
     path: Path
-    rollouts: Sequence[Rollout]
-    num_rollouts: int  # of the pool, unrewarded ones included
+    rollouts: Sequence[Rollout]  # the rewarded ones
     above: float | None  # the ranked rollouts earned more, the others did not; None if no reward tells them apart
     model: ModelConfig
     labels: Array | None
@@ -143,7 +125,7 @@ class Detected:
         return {
             "pool": self.pool.name,
             "path": str(self.path),
-            "num_rollouts": self.num_rollouts,
+            "num_rollouts": self.pool.manifest["counts"]["rollouts"],
             "num_ranked": len(self.rollouts),
             "lead": self.lead,
             "cautions": [*self.cautions],
@@ -201,17 +183,20 @@ def detect(
         given[PAIRS] = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
     if model is not None:
         given[MODEL] = str(model)
-    options = Options(
-        detectors=detectors,
-        labels=Path(labels) if isinstance(labels, str | Path) else labels,
-        basis=basis if gradients else None,
-        reference=reference,
-        name=name and plain_name(name, "name"),
-        out=out,
-        mapping=mapping,
-    )
     try:
-        found = detected(rollouts, configure("replay", options=given), {*given}, options, say)
+        found = detected(
+            rollouts,
+            configure("replay", options=given),
+            {*given},
+            say,
+            detectors=detectors,
+            labels=Path(labels) if isinstance(labels, str | Path) else labels,
+            basis=basis if gradients else None,
+            reference=reference,
+            name=name and plain_name(name, "name"),
+            out=out,
+            mapping=mapping,
+        )
     except InputError as error:
         raise as_arguments(error) from None
     for caution in found.cautions:
@@ -220,7 +205,20 @@ def detect(
 
 
 def detected(
-    source: Any, config: ReplayConfig, given: set[str], options: Options, say: Callable[[str], None]
+    source: Any,
+    config: ReplayConfig,
+    given: set[str],
+    say: Callable[[str], None],
+    *,
+    detectors: Sequence[str] = (),
+    labels: Path | Mapping[str, bool] | None = None,
+    label: int | None = None,
+    basis: Basis | None = "svd",
+    reference: str | None = None,
+    name: str | None = None,
+    out: Path = DEFAULT_OUT,
+    limit: int | None = None,
+    **reading: Any,
 ) -> Detected:
     """Return scores and estimates of a pool or a log, and write them to OUT/detect/NAME.
 
@@ -228,12 +226,19 @@ def detected(
         source: as for `detect`.
         config: settings of a replay; model, extraction, normaliser and seed matter.
         given: keys of the settings given by the user.
-        options: all others.
         say: called with lines about the work.
+        detectors, reference, name, out: as for `detect`.
+        labels: a file of labels, or {id: label}; with `label`, the answers.
+        label: rollouts to draw and to ask about.
+        basis: of the gradients; None: no gradients.
+        limit: completion limit of a log, in tokens.
+        reading: as for `check_log`.
 
     Raises:
         InputError: as in `detect`.
     """
+    from probe.runs.material import load_material, measure, save_material  # the model's library
+
     refuse(
         [
             InputError(f"--set {key}", expected=f"settings of {', '.join(ACTING)}", found="one that detects nothing")
@@ -241,41 +246,51 @@ def detected(
             if not key.startswith(ACTING)
         ]
     )
-    names = checked_names(options.detectors) or [name for name in PANEL if _fits(name, options)]
-    if blind := [name for name in names if not _fits(name, options)]:
-        raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(blind))
-    pool, log, model = _opened(source, config, given, options)
+    blind = set[str]() if basis is not None else {*GRADIENT_FIELDS}
+    names = checked_names(detectors) or [each for each in PANEL if not fields_of(each) & blind]
+    if unseen := [each for each in names if fields_of(each) & blind]:
+        raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(unseen))
+    pool, log, model = _opened(source, config, given, out, limit, reading)
     if log is not None:
         say(recognised(log))
     config = replace(config, model=model)
     everything = [rollout for group in pool.steps for rollout in group]
     rollouts = [one for one in everything if one.grade.passed is not False] or everything
     pairs, notes = _pairs(config, pool, rollouts, say, has_pairs=PAIRS in given)
-    answers = None if options.labels is None else read_labels(options.labels, everything)
+    answers = None if labels is None else read_labels(labels, everything)
     places = _places(log, pool)
-    shape = [pool.identity()["manifest_sha256"], asdict(config), options.reference, options.basis]
+    shape = [pool.identity()["manifest_sha256"], asdict(config), reference, basis]
     shape.append(None if pairs is None else pairs_sha(pairs))
-    name = options.name or default_name(pool.name, shape)
-    directory = options.out / "detect" / name
+    directory = out / "detect" / (name or default_name(pool.name, shape))
     with locked(directory):
-        material, cautions = _measured(directory, shape, rollouts, config, pool, pairs, options, say)
-        material = replace(material, pools=[pool.name] * len(rollouts), columns=_columns(names, log, places, rollouts))
-        found = _judged(material, names, pairs, answers, options)
-        own = [f"all rollouts are ranked: {_unrewarded(everything)}"] if len(rollouts) == len(everything) else []
+        path, key = directory / MATERIAL, default_name("material", shape)
+        found = load_material(path, rollouts, key) if path.is_file() else None
+        if found is None:
+            sampled_by = pool.manifest["policy"] if log is None and pool.manifest.get("log") is None else {}
+            kept: dict[str, Any] = {"basis": basis, "reference": reference, "cache": out / "cache"}
+            found = measure(rollouts, config, pairs, sampled_by, say=say, **kept)
+            save_material(path, *found, key)
+        material, cautions = found
+        columns = {} if log is None else _columns(names, log, places, rollouts)
+        material = replace(material, pools=[pool.name] * len(rollouts), columns=columns)
+        if len(rollouts) == len(everything):
+            some = any(one.grade.passed is False for one in everything)
+            why = "none earned more than the least reward" if some else "all of them are rewarded"
+            notes.append(f"all rollouts are ranked: {why}")
+        where = "labels" if isinstance(labels, Mapping) else str(labels)
         result = Detected(
             pool=pool,
             path=directory,
             rollouts=rollouts,
-            num_rollouts=len(everything),
             above=_above(everything),
             model=model,
-            sources={place: where for place, (_, where) in places.items()},
-            cautions=[*cautions, *(one.removeprefix("caution: ") for one in pool.cautions), *notes, *own],
-            **found,
+            sources={place: at for place, (_, at) in places.items()},
+            cautions=[*cautions, *(one.removeprefix("caution: ") for one in pool.cautions), *notes],
+            **_judged(material, names, pairs, answers, label, where),
         )
         write_atomic(directory / "scores.jsonl", encode_jsonl(result.rows()))
         write_json(directory / "estimates.json", result.to_json())
-        if options.label is not None and options.labels is None:
+        if label is not None and labels is None:
             write_drawn(directory / "drawn.jsonl", [rollouts[row] for row, _ in result.drawn])
     return result
 
@@ -287,18 +302,8 @@ def _above(everything: Sequence[Rollout]) -> float | None:
     return max(others) if passed and others and min(passed) > max(others) else None
 
 
-def _unrewarded(everything: Sequence[Rollout]) -> str:
-    failed = sum(one.grade.passed is False for one in everything)
-    return "none earned more than the least reward" if failed else "all of them are rewarded"
-
-
-def _fits(name: str, options: Options) -> bool:
-    """Return True if a detector of the panel reads what will be measured."""
-    return options.basis is not None or not fields_of(name) & {*GRADIENT_FIELDS}
-
-
 def _opened(
-    source: Any, config: ReplayConfig, given: set[str], options: Options
+    source: Any, config: ReplayConfig, given: set[str], out: Path, limit: int | None, reading: Mapping[str, Any]
 ) -> tuple[Pool, CheckedLog | None, ModelConfig]:
     """Return the pool, the log that it was made of, and the model: by default the one that sampled.
 
@@ -308,42 +313,23 @@ def _opened(
     path = Path(source) if isinstance(source, str | Path) else None
     is_log = path is None or (path.exists() and not (path / MANIFEST_NAME).is_file())
     is_path = path is not None and not path.exists() and ("/" in str(source) or path.suffix != "")
-    if is_path and str(source) not in pool_names(options.out):
+    if is_path and str(source) not in pool_names(out):
         raise InputError(str(source), expected="a pool, or a log: a file or a folder", found="no such file or folder")
     if not is_log:
-        pool = open_pool(resolve_pool(str(source), options.out))
+        pool = open_pool(resolve_pool(str(source), out))
         policy = pool.manifest["policy"]
         if MODEL in given or policy.get("base_model") is None:
             return pool, None, config.model
         adapter = config.model.adapter if ADAPTER in given else policy.get("adapter")
         return pool, None, replace(config.model, name=policy["base_model"], adapter=adapter)
     errors: list[InputError] = []
-    log: CheckedLog | None = None
-    try:
-        log = check_log(source, format_name=options.format_name, mapping=options.mapping, skip_bad=options.skip_bad)
-    except InputError as error:
-        errors += error.errors
-    if config.model.name is None:
-        fix = "pass --model, the model that sampled the rollouts: organism, a directory or a hub id"
-        errors.append(InputError("--model", expected="a model", found="none", fix=fix))
+    log = gathered_log(source, config, errors, **reading)
     refuse(errors)
     assert log is not None
-    model, template = str(config.model.name), config.model.template
     shape = [log.sha256, [len(group) for group in log.groups], log.mapping, log.format.name]
-    shape += [model, template, options.limit]
+    shape += [str(config.model.name), config.model.template, limit]
     stem = Path(log.rows.source).name.partition(".")[0] or "log"
-    pool = import_log(
-        log, name=default_name(stem, shape), out=options.out, model=model, template=template, limit=options.limit
-    )
-    return pool, log, config.model
-
-
-def _is_sampler(model: ModelConfig, pool: Pool) -> bool | None:
-    """Return True if the pool's manifest names these weights, None if it names no adapter, as of a log."""
-    policy = pool.manifest["policy"]
-    if pool.manifest.get("log") is not None or policy.get("base_model") is None:
-        return None
-    return (policy["base_model"], policy.get("adapter")) == (model.name, model.adapter)
+    return imported(log, config, default_name(stem, shape), out, limit), log, config.model
 
 
 def _pairs(
@@ -354,57 +340,19 @@ def _pairs(
     Raises:
         InputError: ids of another tokenizer; all faults of the pairs.
     """
-    from extraction.library import check_pairs
-    from extraction.selection import selected_pairs
     from probe.runs.replay_inputs import taken_pairs
     from replay_pools.vocabulary import load_vocabulary
 
-    vocabulary = load_vocabulary(str(config.model.name), config.model.template)
-    vocabulary.check(pool)
+    load_vocabulary(str(config.model.name), config.model.template).check(pool)
     if not has_pairs:
         return None, []
-    extraction, said = config.intervention.extraction, list[str]()
-    pairs = selected_pairs(extraction, said.append)
-    notes = check_pairs(vocabulary, pairs, extraction.k)
+    said: list[str] = []
+    pairs, notes = checked_pairs(config, said.append)
     for note in said:
         (notes.append if note.startswith("caution: ") else say)(note)
     if taken := taken_pairs(pairs, rollouts):
         notes.append(f"{len(taken)} of {len(pairs)} pairs are rollouts of this pool, compared with themselves")
     return pairs, [note.removeprefix("caution: ") for note in notes]
-
-
-def _measured(
-    directory: Path,
-    shape: Sequence[Any],
-    rollouts: Sequence[Rollout],
-    config: ReplayConfig,
-    pool: Pool,
-    pairs: Sequence[Pair] | None,
-    options: Options,
-    say: Callable[[str], None],
-) -> tuple[Material, list[str]]:
-    """Return the material and cautions: read from the folder if it is of the same inputs, else measured."""
-    from probe.runs.material import Wanted, load_material, measure, save_material
-
-    path, key = directory / MATERIAL, default_name("material", shape)
-    if path.is_file():
-        material, cautions, stored = load_material(path, rollouts)
-        if stored == key:
-            return material, cautions
-        fix = "choose another --name, or delete this folder"
-        raise InputError(directory, expected="results of the same inputs", found="others", fix=fix)
-    wanted = Wanted(
-        config=config,
-        is_sampler=_is_sampler(config.model, pool),
-        weights_sha256=pool.manifest["policy"].get("base_weights_sha256"),
-        has_pairs=pairs is not None,
-        reference=options.reference,
-        basis=options.basis,
-        out=options.out,
-    )
-    material, cautions = measure(rollouts, wanted, say)
-    save_material(path, material, cautions, key)
-    return material, cautions
 
 
 def _places(log: CheckedLog | None, pool: Pool) -> dict[str, tuple[int, str]]:
@@ -418,14 +366,11 @@ def _places(log: CheckedLog | None, pool: Pool) -> dict[str, tuple[int, str]]:
 
 
 def _columns(
-    names: Sequence[str],
-    log: CheckedLog | None,
-    places: Mapping[str, tuple[int, str]],
-    rollouts: Sequence[Rollout],
+    names: Sequence[str], log: CheckedLog, places: Mapping[str, tuple[int, str]], rollouts: Sequence[Rollout]
 ) -> dict[str, list[Any]]:
     """Return the log's own columns that detectors `column:NAME` ask for, {name: (n,)}."""
     asked = {name.partition(":")[2] for name in names if name.startswith("column:")}
-    if log is None or not asked or not places:
+    if not asked or not places:
         return {}
     place_of_row = {number: place for place, (number, _) in places.items()}
     fields = {place_of_row[number]: row.fields for number, row in enumerate(log.rows) if number in place_of_row}
@@ -438,13 +383,13 @@ def _judged(
     names: Sequence[str],
     pairs: Sequence[Pair] | None,
     answers: Mapping[str, bool] | None,
-    options: Options,
+    label: int | None,
+    where: str,
 ) -> dict[str, Any]:
     """Return the fields of `Detected` that follow from scores and labels."""
     rollouts = material.rollouts
-    own = labels_of(rollouts)
-    given = own
-    if answers is not None and options.label is None:
+    own = given = labels_of(rollouts)
+    if answers is not None and label is None:
         given = np.array([float(answers.get(place_of(one), np.nan)) for one in rollouts])
     labels = None if np.isnan(given).all() else given
     learned = None if pairs is None else 2 * sum(not pair.held_out for pair in pairs)
@@ -464,18 +409,17 @@ def _judged(
         families["left_out"] = left_out_kinds(material.pairs)
     drawn: list[tuple[int, int]] = []
     shown = labels
-    if answers is not None and options.label is not None:
+    if answers is not None and label is not None:
         shown = np.array([float(answers.get(place_of(one), old)) for one, old in zip(rollouts, own, strict=True)])
-    if options.label is not None:
+    if label is not None:
         values = None if lead is None else score_all(material, [lead])[lead].values
         if values is None:
             raise InputError("--label", expected="a detector that needs no labels", found="none was measured")
         strata = ranked_strata(values)
-        if options.label > len(rollouts):
+        if label > len(rollouts):
             expected = f"at most {len(rollouts)}, the ranked rollouts"
-            raise InputError("--label", expected=expected, found=str(options.label))
-        drawn = draw(strata, options.label, material.seed)
+            raise InputError("--label", expected=expected, found=str(label))
+        drawn = draw(strata, label, material.seed)
         if answers is not None:
-            where = "labels" if isinstance(options.labels, Mapping) else str(options.labels)
             families["audit"] = audit(strata, answered(drawn, rollouts, answers, where), material.prompts)
     return {"labels": shown, "lead": lead, "scores": scores, "families": families, "drawn": drawn}

@@ -88,7 +88,7 @@ class Direction(Directions):
                 raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
             save_pair_gradients(pairs_path(path), self.pairs)
             save_directions(path, self)
-            write_card(path, self, self.pairs, self.adapted)
+            _write_card(path, self, self.pairs)
         return path
 
     @classmethod
@@ -110,7 +110,7 @@ class Direction(Directions):
             `num_pairs` with a cosine, `accuracy`, its exact 95% interval `ci95`, `mean_cos`, and the one-sided binomial
             `p`; None if no pair has a cosine. {} without pairs.
         """
-        return {} if self.pairs is None else _held_out(_gram(self.pairs, self))
+        return {} if self.pairs is None else _held_out(self, self.pairs)
 
     def __repr__(self) -> str:
         """Return one line, because vectors have thousands of numbers."""
@@ -131,19 +131,10 @@ def _identity(directions: Directions) -> dict[str, Any]:
     return directions.metadata | {"fingerprint": comparable(directions.metadata["fingerprint"])}
 
 
-def write_card(
-    path: Path, directions: Directions, pairs: PairGradients, adapted: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Make the card of the direction file `path`, write it next to the file, and return it.
-
-    Args:
-        directions: the directions in the file.
-        pairs: the gradients they were extracted from.
-        adapted: fields of `Adapted` for the model.
-    """
+def _write_card(path: Path, directions: Direction, pairs: PairGradients) -> None:
+    """Write the card of the direction file `path` next to it."""
     metadata = directions.metadata
     used = [i for i, held_out in enumerate(pairs.held_out.tolist()) if not held_out]
-    gram = _gram(pairs, directions)
     card = {
         "schema": CARD_SCHEMA,
         "file": path.name,
@@ -154,31 +145,26 @@ def write_card(
         "num_pairs": metadata["num_pairs"],
         "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
         "num_modules": len(directions.vectors),
-        "adapted": adapted,
+        "adapted": directions.adapted,
         "num_directions": directions.num_directions(),
         "num_empty_modules": sum(not len(vectors) for vectors in directions.vectors.values()),
         "settings": {name: metadata[name] for name in SETTINGS},
-        "held_out": _held_out(gram),
+        "held_out": _held_out(directions, pairs),
         "fingerprint": metadata["fingerprint"],
         "chat_template_sha256": metadata["chat_template_sha256"],
         "tokenizer_sha256": metadata["tokenizer_sha256"],
     }
     write_sealed(card_path(path), card)
-    return card
 
 
-def _gram(pairs: PairGradients, directions: Directions) -> PairGram:
-    """Compute the content of a run's `gram/pairs.safetensors`."""
-    return PairGram(
+def _held_out(directions: Directions, pairs: PairGradients) -> dict[str, Any]:
+    gram = PairGram(  # as in a run's `gram/pairs.safetensors`
         modules=tuple(pairs.hack),
         sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
         pairs=pair_products(pairs).numpy(),
         held_out=pairs.held_out.numpy(),
         **extraction_settings(pairs, directions),
     )
-
-
-def _held_out(gram: PairGram) -> dict[str, Any]:
     found = sign_transfer(gram)
     if found is None:
         return {"num_pairs": 0, "accuracy": None, "ci95": None, "mean_cos": None, "p": None}

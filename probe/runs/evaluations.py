@@ -43,7 +43,7 @@ from probe.objective.kl import kl_terms
 from probe.records.records import nullable
 from probe.records.run import EVALS_FILE, EVALUATIONS_DIR, STEPS_FILE, read_evals, read_steps
 from probe.runs.assemble import configured_policy
-from probe.runs.heldout import HeldOut, Weights, eval_sampler, evaluate, evaluated_settings, hold_out
+from probe.runs.heldout import HeldOut, Weights, evaluate, hold_out
 from probe.runs.monitors import Monitor
 from probe.runs.policies import finished_training
 from probe.runs.trusted import mean_cca, moved_directions
@@ -263,11 +263,11 @@ def evaluate_policy(
         canary(grader, problems)
         engine, sampler, mode = LocalEngine(policy), sampling.sampler, sampling.mode
         maker = RolloutMaker(engine=engine, sampler=sampler, grader=grader, mode=mode, hint=True, group=group)
-        settings, held_out, rollouts = evaluated_settings(config), eval_sampler(config, maker, problems), []
-        for number, setting in enumerate(settings, 1):
+        held_out, rollouts = HeldOut(maker, problems, config), []
+        for number, setting in enumerate(held_out.settings, 1):
             say(f"{setting}: {len(problems) * group} rollouts")
             rollouts += held_out.of(setting, directory, 0)
-            report("settings", number, len(settings))
+            report("settings", number, len(held_out.settings))
     row = evaluate(rollouts, step=step)
     write_json(directory / EVALUATION_FILE, {"settings": asdict(config), "step": step, "evaluation": row})
     return row

@@ -81,7 +81,12 @@ def extracted(
     """
     extraction, model = config.intervention.extraction, config.model
     # Cheap checks come before the weights and their SVDs, which may take an hour.
-    vocabulary = load_vocabulary(str(model.name), model.template) if policy is None else _vocabulary(policy)
+    if policy is None:
+        vocabulary = load_vocabulary(str(model.name), model.template)
+    else:
+        embedding = policy.model.get_input_embeddings()
+        assert isinstance(embedding, nn.Embedding)
+        vocabulary = Vocabulary(policy, embedding.num_embeddings, *positions_of(policy.model))
     for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
         say(sentence)
     # A model in memory may have hooks and changes that no cache key covers.
@@ -91,9 +96,3 @@ def extracted(
     library = DirectionLibrary(policy, frames, extraction, normaliser(config.objective), cache_dir=cache_dir, say=say)
     adapted = frames.adapted and asdict(frames.adapted)
     return Direction.of(library.v_hack, pairs=library.pair_gradients, adapted=adapted, truncation=frames.truncation)
-
-
-def _vocabulary(policy: Policy) -> Vocabulary:
-    embedding = policy.model.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding)
-    return Vocabulary(policy, embedding.num_embeddings, *positions_of(policy.model))

@@ -8,7 +8,7 @@ with `num_rollouts`.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -30,15 +30,12 @@ Weights = Literal["training", "deployed"]  # with and without quarantined weight
 
 @final
 class HeldOut:
-    """Sampler of a policy on held-out problems in several settings.
+    """Sampler of a policy on held-out problems in the settings of an evaluation.
 
     Args:
         maker: samples and grades; its mode, hint and group are replaced.
         problems: each is one step of every pool.
-        settings: {pool: (loophole mode, hint in the prompt)}, at least one (`eval_settings`).
-        env: the environment of the problems.
-        group: rollouts of a problem in a setting.
-        seed: seeds the sampling noise, together with the setting.
+        config: the settings; its seed seeds the sampling noise, together with the setting of a pool.
         world: the ranks that split the problems.
     """
 
@@ -46,18 +43,14 @@ class HeldOut:
         self,
         maker: RolloutMaker,
         problems: Sequence[Problem],
-        settings: Mapping[str, tuple[str, bool]],
-        *,
-        env: str,
-        group: int,
-        seed: int,
+        config: TrainConfig | EvalConfig,
         world: World = SOLO,
     ) -> None:
-        self.mode = maker.mode  # the training's mode
-        self._maker = replace(maker, group=group)
-        self._problems, self._settings, self._world = problems, settings, world
+        group, num = config.evaluation.rollouts_per_problem, len(problems)
+        self.mode, self.settings = maker.mode, eval_settings(config)
+        self._maker, self._problems, self._world = replace(maker, group=group), problems, world
         self._plan = PoolPlan(
-            env=env, split="eval", steps=len(problems), group=group, seed=seed, steps_per_batch=len(problems)
+            env=config.rollouts.env, split="eval", steps=num, group=group, seed=config.seed, steps_per_batch=num
         )
 
     def rollouts(self, directory: Path, done: int) -> list[Rollout]:
@@ -66,11 +59,11 @@ class HeldOut:
         Args:
             done: optimizer steps that the policy has made; the sampling noise depends on it.
         """
-        return [rollout for name in self._settings for rollout in self.of(name, directory, done)]
+        return [rollout for name in self.settings for rollout in self.of(name, directory, done)]
 
     def of(self, name: str, directory: Path, done: int) -> list[Rollout]:
         """Return the rollouts in one setting; arguments as in `rollouts`."""
-        mode, hint = self._settings[name]
+        mode, hint = self.settings[name]
         plan, maker = replace(self._plan, mode=mode, hint=hint), replace(self._maker, mode=mode, hint=hint)
         header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
         writer = self._world.on_main(lambda: PoolWriter(directory / name, header=header))
@@ -81,30 +74,11 @@ class HeldOut:
         return [rollout for group in groups for rollout in group]
 
 
-def eval_sampler(
-    config: TrainConfig | EvalConfig, maker: RolloutMaker, problems: Sequence[Problem], world: World = SOLO
-) -> HeldOut:
-    """Make the `HeldOut` of these settings; arguments as there."""
-    group, settings = config.evaluation.rollouts_per_problem, evaluated_settings(config)
-    return HeldOut(maker, problems, settings, env=config.rollouts.env, group=group, seed=config.seed, world=world)
-
-
-def evaluated_settings(config: TrainConfig | EvalConfig) -> dict[str, tuple[str, bool]]:
-    """Return the `eval_settings` of a run."""
-    evaluation = config.evaluation
-    return eval_settings(evaluation.modes, config.rollouts.mode, without_hint=evaluation.without_hint)
-
-
-def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> dict[str, tuple[str, bool]]:
-    """Return {pool: (mode, hint)}: every mode with its hint, then the training's mode without it.
-
-    Args:
-        modes: modes to evaluate; empty: the training's.
-        mode: the training's mode.
-        without_hint: also evaluate `mode` without its hint.
-    """
-    settings = {name: (name, True) for name in modes or (mode,)}
-    return settings | {f"{mode}-no-hint": (mode, False)} if without_hint else settings
+def eval_settings(config: TrainConfig | EvalConfig) -> dict[str, tuple[str, bool]]:
+    """Return {pool: (mode, hint)}: every mode with its hint, and if asked for the training's mode without it."""
+    evaluation, mode = config.evaluation, config.rollouts.mode
+    settings = {name: (name, True) for name in evaluation.modes or (mode,)}
+    return settings | {f"{mode}-no-hint": (mode, False)} if evaluation.without_hint else settings
 
 
 def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) -> tuple[list[Problem], list[Problem]]:

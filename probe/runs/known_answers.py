@@ -9,7 +9,7 @@ a closed loophole. The hack is the first row of the mode in `EXPLOITS`; rewards 
 
 from collections.abc import Iterable
 
-from probe.runs.sources.rewards import PAYS, AppliedRemedy
+from probe.runs.sources.rewards import AppliedRemedy
 from probe.settings.run import TrainConfig
 from probe.step.groups import RolloutKey
 from replay_pools.base.errors import InputError
@@ -57,7 +57,7 @@ def check_pay(config: TrainConfig, grader: Grader, problems: Iterable[Problem], 
 
 def _paid(config: TrainConfig, grader: Grader, problem: Problem, chat: Chat) -> list[float]:
     """Return the answers' rewards in the training's loss, before a monitor."""
-    rollouts, remedy = config.rollouts, config.remedy
+    rollouts = config.rollouts
     messages = render_messages(problem, rollouts.mode, hint=rollouts.hint)
     prompt = Prompt(messages, *chat.render(messages))
     texts = [BOTS[bot](problem, rollouts.mode) for bot in ANSWERS]
@@ -65,13 +65,9 @@ def _paid(config: TrainConfig, grader: Grader, problem: Problem, chat: Chat) -> 
         [Submission(problem=problem, completion=text, mode=rollouts.mode) for text in texts], known=True
     )
     facts = {"step": 0, "problem_id": problem.problem_id, "env": problem.env, "env_mode": rollouts.mode}
-    applied = None
-    if remedy is not None:
-        applied = AppliedRemedy(remedy, chat=chat, pay=rollouts.pay)
-    paid = []
+    applied, paid = AppliedRemedy(config.remedy, chat=chat, pay=rollouts.pay), []
     for i, (text, grade) in enumerate(zip(texts, grades, strict=True)):
         completion = Completion(ids=chat.completion_ids(text), logprobs=None, finish_reason="stop")
         rollout = Rollout.of(prompt, completion, text, grade, sample_id=i, hint=rollouts.hint, **facts)
-        key = RolloutKey("known answers", 0, i)
-        paid.append(PAYS[rollouts.pay](rollout) if applied is None else applied.reward(key, rollout))
+        paid.append(applied.reward(RolloutKey("known answers", 0, i), rollout))
     return paid

@@ -1,6 +1,5 @@
 """Labels of drawn rollouts: a file with room for them, reading them back, and the answers to a draw."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,9 +83,3 @@ def read_labels(source: Path | Mapping[str, bool], rollouts: Sequence[Rollout]) 
         faults.add(where, "rows", expected=COLUMNS, found="no rows")
     faults.check(where)
     return labels
-
-
-def spread_over(drawn: Sequence[tuple[int, int]]) -> str:
-    """Return how many rollouts were drawn of each stratum, as `7 + 7 + 6`."""
-    counts = Counter(stratum for _, stratum in drawn)
-    return " + ".join(str(counts[number]) for number in sorted(counts))

@@ -10,11 +10,10 @@ for each arm, measure and prompt:
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from extraction.adapters.trained import Trained
 from extraction.batch import make_batch
@@ -74,7 +73,9 @@ def look_ahead(
 
 
 class Lookahead:
-    """The texts of one replay, shared by all arms and remedies; arguments as in `look_ahead`.
+    """The texts of one replay, held-out pairs and rewarded rollouts, shared by all arms and remedies.
+
+    Arguments as in `look_ahead`.
 
     Attributes:
         seconds: CPU seconds of the steps, one entry an arm, in order.
@@ -88,8 +89,29 @@ class Lookahead:
         source: GroupSource,
         say: Callable[[str], None],
     ) -> None:
-        self._texts, self._say = _Texts(config, policy, source, setup), say
-        self.seconds: list[float] = []
+        self._say, self.seconds = say, list[float]()
+        keys = dict.fromkeys(
+            key for step in range(source.num_steps) for group in source.groups(step) for key in group.keys
+        )
+        rollouts = [*map(source.rollout, keys)]
+        self._prompts: dict[str, list[str]] = {}  # by measure
+        chosen: list[Rollout] = []
+        for name, is_text in TEXTS.items():
+            texts = [rollout for rollout in rollouts if is_text(rollout)]
+            texts = texts[:: -(-len(texts) // NUM_TEXTS) or 1]
+            self._prompts[name] = [rollout.problem_id for rollout in texts]
+            chosen += texts
+        self._batches = []
+        self._at_start: dict[Basis, list[float]] = {}
+        if chosen:
+            texts = [(each.prompt_ids, each.completion_ids, each.completion_mask) for each in chosen]
+            prompts, completions, masks = zip(*texts, strict=True)
+            self._batches.append(make_batch(prompts, completions, setup.pad_id, masks).to(setup.bases.device))
+        pairs = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
+        if pairs:
+            self._batches.append(pair_batch(policy, pairs))
+            for name in ("held-out hacks", "held-out clean"):
+                self._prompts[name] = [pair.pair_id for pair in pairs]
 
     def records(
         self, config: ReplayConfig, setup: Setup, source: GroupSource, measure: Measure
@@ -103,17 +125,30 @@ class Lookahead:
             measure: the arm.
         """
         with _moved(setup.bases, measure.arm.basis) as bases:
-            before = self._texts.score_at_start(bases)
+            # Equal for all arms of a basis.
+            if measure.arm.basis not in self._at_start:
+                self._at_start[measure.arm.basis] = self._scores(bases)
             start = time.process_time()
             updater = _stepped(config, setup, source, measure, bases, self._say)
             self.seconds.append(time.process_time() - start)
             with updater.deployed():
-                found = self._texts.gained(before, self._texts.score(bases))
+                after = self._scores(bases)
+        pairs = zip(self._at_start[measure.arm.basis], after, strict=True)
+        gains = iter([now - then for then, now in pairs])
+        found = {
+            name: prompt_means([next(gains) for _ in prompts], prompts)
+            for name, prompts in self._prompts.items()
+            if prompts
+        }
         return [
             LookaheadRecord(arm=measure.arm.name, measure=name, prompt=str(prompt), value=value)
             for name, values in found.items()
             for prompt, value in values.items()
         ]
+
+    def _scores(self, bases: Bases) -> list[float]:
+        """Return the log-probability of every text, nats."""
+        return [value for batch in self._batches for value in bases.score(batch).double().sum(1).tolist()]
 
 
 @contextmanager
@@ -160,51 +195,3 @@ def _stepped(
             say(f"lookahead of {measure.arm.name}: stopped after {number} steps: {broken}")
             break
     return updater
-
-
-class _Texts:
-    """The held-out pairs and rewarded rollouts of a replay, scored before and after steps."""
-
-    def __init__(self, config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup) -> None:
-        keys = dict.fromkeys(
-            key for step in range(source.num_steps) for group in source.groups(step) for key in group.keys
-        )
-        rollouts = [*map(source.rollout, keys)]
-        self._prompts: dict[str, list[str]] = {}  # by measure
-        chosen: list[Rollout] = []
-        for name, is_text in TEXTS.items():
-            texts = [rollout for rollout in rollouts if is_text(rollout)]
-            texts = texts[:: -(-len(texts) // NUM_TEXTS) or 1]
-            self._prompts[name] = [rollout.problem_id for rollout in texts]
-            chosen += texts
-        self._batches = []
-        self._at_start: dict[Basis, list[float]] = {}
-        if chosen:
-            texts = [(each.prompt_ids, each.completion_ids, each.completion_mask) for each in chosen]
-            prompts, completions, masks = zip(*texts, strict=True)
-            self._batches.append(make_batch(prompts, completions, setup.pad_id, masks).to(setup.bases.device))
-        pairs = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
-        if pairs:
-            self._batches.append(pair_batch(policy, pairs))
-            for name in ("held-out hacks", "held-out clean"):
-                self._prompts[name] = [pair.pair_id for pair in pairs]
-
-    def score_at_start(self, bases: Bases) -> list[float]:
-        """Return `score` before any step; equal for all arms of a basis."""
-        (basis,) = bases.frames
-        if basis not in self._at_start:
-            self._at_start[basis] = self.score(bases)
-        return self._at_start[basis]
-
-    def score(self, bases: Bases) -> list[float]:
-        """Return the log-probability of every text, nats."""
-        return [value for batch in self._batches for value in bases.score(batch).double().sum(1).tolist()]
-
-    def gained(self, before: Sequence[float], after: Sequence[float]) -> dict[str, Mapping[Any, float]]:
-        """Return {measure: {prompt: mean gain of its texts}}."""
-        gains = iter([now - then for then, now in zip(before, after, strict=True)])
-        return {
-            name: prompt_means([next(gains) for _ in prompts], prompts)
-            for name, prompts in self._prompts.items()
-            if prompts
-        }

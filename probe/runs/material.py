@@ -1,7 +1,7 @@
 """Material of detectors (`probe.analysis.detectors`) for stored rollouts: measured in one pass, saved and loaded."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from extraction.adapters.frames import Frames
-from extraction.selection import selected_pairs
+from extraction.pairs import Pair
 from extraction.words import Basis
 from probe.analysis.detectors import GRADIENT_FIELDS, SAME_WEIGHTS, Material, PairMaterial, mean_logprobs
 from probe.runs.assemble import configured_frames, configured_policy
 from probe.runs.meter import Meter, mean_scores
 from probe.settings.run import ReplayConfig
 from probe.step.bases import Bases
+from replay_pools.base.errors import InputError
 from replay_pools.base.tensors import read_tensors, write_tensors
 from replay_pools.rollout import Rollout
 
@@ -23,63 +24,69 @@ NO_PAIRS = "needs pairs (--pairs)"
 NO_GRADIENTS = "needs gradients (run without --no-gradients)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What to measure, at which weights."""
-
-    config: ReplayConfig  # its model, loss normaliser, extraction with the pairs, and seed matter
-    is_sampler: bool | None  # True: the model's weights sampled the rollouts; None: not recorded
-    weights_sha256: str | None  # of the base that sampled; None: not recorded
-    has_pairs: bool
-    reference: str | None  # name of the reference model; None: the model without its adapter
-    basis: Basis | None  # of the gradients; None: no gradients
-    out: Path
-
-
-def measure(rollouts: Sequence[Rollout], wanted: Wanted, say: Callable[[str], None]) -> tuple[Material, list[str]]:
+def measure(
+    rollouts: Sequence[Rollout],
+    config: ReplayConfig,
+    pairs: Sequence[Pair] | None,
+    sampled_by: Mapping[str, Any],
+    *,
+    basis: Basis | None,
+    reference: str | None,
+    cache: Path,
+    say: Callable[[str], None],
+) -> tuple[Material, list[str]]:
     """Return the material of the rollouts, and cautions about the weights.
+
+    Args:
+        config: its model, loss normaliser, settings of the extraction, and seed matter.
+        pairs: pairs of hacks; None: none.
+        sampled_by: the policy that sampled, as in a pool's manifest; empty: not recorded.
+        basis: of the gradients; None: no gradients.
+        reference: name of the reference model; None: the model without its adapter.
+        cache: folder of SVDs and pair gradients.
+        say: called with a caution about the adapted weights.
 
     Raises:
         InputError: no such model; a fault of the pairs; weights or ids that cannot be scored.
     """
-    config, cache = wanted.config, wanted.out / "cache"
-    model, reference = config.model, None
+    model, before = config.model, None
     frames: dict[Basis, Frames] = {}
-    if wanted.reference is not None or model.adapter is not None:
-        other = replace(model, name=wanted.reference or model.name, adapter=None)
-        reference = mean_scores(configured_policy(other, cache), rollouts)
+    if reference is not None or model.adapter is not None:
+        other = replace(model, name=reference or model.name, adapter=None)
+        before = mean_scores(configured_policy(other, cache), rollouts)
     policy = configured_policy(model, cache)
-    if wanted.basis is not None:
-        frames = {wanted.basis: configured_frames(policy, wanted.basis, model, cache)}
-        if (adapted := frames[wanted.basis].adapted) is not None and adapted.caution:
+    if basis is not None:
+        frames = {basis: configured_frames(policy, basis, model, cache)}
+        if (adapted := frames[basis].adapted) is not None and adapted.caution:
             say(adapted.caution)
     bases = Bases(model=policy.model, frames=frames, tokens_per_batch=config.intervention.extraction.tokens_per_batch)
-    pairs = selected_pairs(config.intervention.extraction) if wanted.has_pairs else None
     material = Meter(policy, bases, pairs, config, cache)(rollouts)
     logprobs, recorded, missing = material.logprobs, mean_logprobs(rollouts), dict(material.missing)
     assert logprobs is not None
-    if not wanted.has_pairs:
+    if pairs is None:
         missing |= dict.fromkeys(("pairs", "similarities", "cosines"), NO_PAIRS)
-    if wanted.basis is None:
+    if basis is None:
         missing |= dict.fromkeys(GRADIENT_FIELDS, NO_GRADIENTS)
     gap = None if recorded is None else float(np.abs(recorded - logprobs).mean())
-    is_sampler = wanted.is_sampler
-    if is_sampler and wanted.weights_sha256 not in (None, policy.base_weights_sha):
-        is_sampler = False
-    if is_sampler is None and gap is not None:
-        is_sampler = gap < SAME_WEIGHTS
+    is_sampler = None if gap is None else gap < SAME_WEIGHTS
+    if sampled_by.get("base_model") is not None:
+        weights = sampled_by.get("base_weights_sha256") or policy.base_weights_sha
+        is_sampler = (sampled_by["base_model"], sampled_by.get("adapter"), weights) == (
+            *(model.name, model.adapter),
+            policy.base_weights_sha,
+        )
     sampled = recorded if is_sampler is False else logprobs
     if sampled is None:
         missing["sampled"] = "the log has no log-probabilities, and other weights sampled"
-    if reference is None and is_sampler is False and recorded is not None:
-        reference = logprobs
+    if before is None and is_sampler is False and recorded is not None:
+        before = logprobs
     # Recorded values differ from scores by the sampler's rounding.
-    off = None if sampled is None or sampled is logprobs or reference is None else np.abs(sampled - reference).mean()
+    off = None if sampled is None or sampled is logprobs or before is None else np.abs(sampled - before).mean()
     if off is not None and off < SAME_WEIGHTS:
-        reference, missing["reference"] = None, "the weights that sampled are the reference weights"
-    elif reference is None:
+        before, missing["reference"] = None, "the weights that sampled are the reference weights"
+    elif before is None:
         missing["reference"] = "needs the weights before the training (--reference MODEL)"
-    return replace(material, sampled=sampled, reference=reference, missing=missing), _cautions(is_sampler, gap)
+    return replace(material, sampled=sampled, reference=before, missing=missing), _cautions(is_sampler, gap)
 
 
 def _cautions(is_sampler: bool | None, gap: float | None) -> list[str]:
@@ -110,13 +117,16 @@ def save_material(path: Path, material: Material, cautions: Sequence[str], key: 
     write_tensors(path, tensors, header)
 
 
-def load_material(path: Path, rollouts: Sequence[Rollout]) -> tuple[Material, list[str], str]:
-    """Read a file of `save_material` for the same rollouts; return the material, the cautions and the key.
+def load_material(path: Path, rollouts: Sequence[Rollout], key: str) -> tuple[Material, list[str]]:
+    """Read a file of `save_material` for the same rollouts; return the material and the cautions.
 
     Raises:
-        InputError: a missing or damaged file.
+        InputError: a missing or damaged file, or one of another key.
     """
     tensors, header = read_tensors(path, "np", fix="delete it: it is measured again")
+    if header["key"] != key:
+        fix = "choose another --name, or delete this folder"
+        raise InputError(path.parent, expected="results of the same inputs", found="others", fix=fix)
     pairs = None
     if "kinds" in header:
         of_pairs = {name: tensors.get(f"pairs/{name}") for name in OF_PAIRS}
@@ -131,4 +141,4 @@ def load_material(path: Path, rollouts: Sequence[Rollout]) -> tuple[Material, li
         missing=header["missing"],
         **arrays,
     )
-    return material, header["cautions"], header["key"]
+    return material, header["cautions"]

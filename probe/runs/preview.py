@@ -16,7 +16,7 @@ from extraction.selection import selected_pairs
 from extraction.words import Adapted
 from probe.records.timings import GIB, mean_times
 from probe.runs.alike import runs_alike
-from probe.runs.heldout import evaluated_settings
+from probe.runs.heldout import eval_settings
 from probe.runs.inputs import Inputs
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import find_run, is_complete
@@ -40,17 +40,17 @@ def adapted_weights(model: ModelConfig) -> Adapted:
 
 def preview_replay(config: ReplayConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None]) -> Preview:
     """Say what `replay` with the same arguments would do; it raises what a replay raises before it loads the policy."""
-    inputs = ReplayInputs(config, out_dir, say, "cpu")
+    inputs = ReplayInputs(config, out_dir, say)
     config, source = inputs.config, inputs.groups()
     groups = [group for step in range(source.num_steps) for group in source.groups(step)]
     work = {
         "steps": source.num_steps,
-        "rollouts": source.num_steps * inputs.source.per_pool * len(inputs.pools),
+        "rollouts": source.num_steps * config.source.per_pool * len(inputs.pools),
         "prompt tokens": sum(len(ids) for group in groups for ids in group.prompt_ids),
         "completion tokens": sum(len(ids) for group in groups for ids in group.completion_ids),
         "cells (arms x conditions)": len(config.intervention.arms) * len(config.objectives()),
     }
-    return _preview(inputs, directory, work, out_dir)
+    return _preview(inputs, directory, work)
 
 
 def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
@@ -58,7 +58,7 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> 
     inputs = TrainingInputs(config, out_dir)
     config, rollouts, evaluation = inputs.config, inputs.config.rollouts, inputs.config.evaluation
     sampled = inputs.problems.num_batches * rollouts.prompts_per_step * rollouts.group
-    evaluated = evaluation.num_problems * evaluation.rollouts_per_problem * len(evaluated_settings(config))
+    evaluated = evaluation.num_problems * evaluation.rollouts_per_problem * len(eval_settings(config))
     times = len({*range(0, config.steps, evaluation.every), config.steps})  # before steps, and after the last one
     work = {
         "steps": config.steps,
@@ -67,15 +67,15 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> 
         "rollouts in an evaluation": evaluated,
         "completion tokens at most": (sampled + times * evaluated) * rollouts.sampler.max_new_tokens,
     }
-    return _preview(inputs, directory, work, out_dir)
+    return _preview(inputs, directory, work)
 
 
-def _preview(inputs: Inputs, directory: Path, work: Mapping[str, int], out_dir: Path) -> Preview:
+def _preview(inputs: Inputs[Any], directory: Path, work: Mapping[str, int]) -> Preview:
     """Preview the run with these inputs."""
     config, done = inputs.config, find_run(directory, inputs.record(), whole=False)
     num_done = len({row.step for row in done or ()})
     state, hours, peak = "new" if done is None else f"continues after {num_done} steps", None, None
-    timed = [directory] if num_done else runs_alike(config, out_dir)
+    timed = [directory] if num_done else runs_alike(config, inputs.out_dir)
     measured = "no run here has such steps; first run the same command with --steps 2 and another --name"
     if done is not None and is_complete(directory):
         state, hours, measured = "complete, nothing to do", 0.0, "nothing is left"

@@ -8,21 +8,17 @@ split the rollouts of every step, and sums differ in the last bits.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from probe.records.run import DEFAULT_OUT, MAX_STEM_CHARS, Run, default_name, read_run
-from probe.records.timings import Timings
 from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, steps_apart
-from probe.runs.inputs import policy_record
 from probe.runs.lookahead import look_ahead
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
 from probe.runs.replay_inputs import ReplayInputs
-from probe.runs.resume import is_complete, open_run
 from probe.runs.session import running
 from probe.runs.sources.rewards import AppliedRemedy, ChangedSource, remedied
 from probe.settings.presets import configure
@@ -111,36 +107,22 @@ def run_replay(
     Raises:
         InputError: anything wrong with the options, pools, model or directions.
     """
-    timings = Timings()
-    inputs = ReplayInputs(config, out_dir, say, world.loads_on(config.model.device))
-    config, per_pool, drawn = inputs.config, inputs.source.per_pool, inputs.groups()
-    with timings.phase("load"):
-        policy = inputs.policy
+    inputs = ReplayInputs(config, out_dir, say, world)
+    config, per_pool, drawn = inputs.config, inputs.config.source.per_pool, inputs.groups()
+    policy, ranks = inputs.policy, {}
     if drawn.num_left_out:
         say(f"{drawn.num_steps} groups with {per_pool} rollouts of each pool: {drawn.num_left_out} are in none")
-    record = inputs.record() | policy_record(policy)
     if steps_apart(config):
         world.check_size(drawn.num_steps, "one a step")
     else:
         world.check_size(per_pool * len(inputs.pools), "one a rollout of a step")
-        record |= {"ranks": world.size}
-    done = world.on_main(lambda: open_run(directory, record))
-    if world.on_main(partial(is_complete, directory)):
-        say(f"{directory} is complete; nothing to do")
+        ranks = {"ranks": world.size}
+    if (done := inputs.begin(directory, ranks)) is None:
         return
-    setup = assemble(
-        config,
-        policy,
-        directory,
-        out_dir / "cache",
-        num_steps=drawn.num_steps,
-        timings=timings,
-        say=say,
-        world=world,
-    )
+    setup = assemble(inputs, directory, drawn.num_steps)
     source, setup = with_remedy(config, policy, drawn, setup, out_dir)
     if world.is_main:
-        timings.write_start(directory)
+        inputs.timings.write_start(directory)
 
     def look(done: int, last: bool) -> None:
         if last and config.lookahead is not None and world.is_main:
@@ -151,7 +133,7 @@ def run_replay(
         source,
         setup,
         done=done,
-        timings=timings,
+        timings=inputs.timings,
         checkpoints=config.checkpoints,
         before_step=look,
         say=say,

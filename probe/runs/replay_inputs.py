@@ -14,13 +14,12 @@ from extraction.library import check_pairs
 from extraction.pairs import Pair, pairs_sha, text_of
 from extraction.selection import is_builtin, load_pairs, selected_pairs
 from probe.analysis.verdict.pools import other_base, other_scale
-from probe.runs.assemble import configured_policy
-from probe.runs.inputs import record_of
-from probe.runs.monitors import check_monitor
-from probe.settings.loss import LossCondition, check_recorded
+from probe.runs.inputs import Inputs, with_divisor
+from probe.settings.loss import check_recorded
 from probe.settings.rollouts import SourceConfig
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
+from probe.step.distributed import SOLO, World
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy
@@ -28,53 +27,41 @@ from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 from replay_pools.vocabulary import load_vocabulary
 
-LEAST_READ = 1024  # groups; smaller pools are always read whole
-READ_PER_STEP = 4  # groups read for each step, as some have no update
 
+class ReplayInputs(Inputs[ReplayConfig]):
+    """The pools of `source.replay_dirs`, in that order, and the policy of a replay.
 
-class ReplayInputs:
-    """The pools and the policy of a replay; the policy is loaded on first use.
-
-    Attributes:
-        config: the given config, with defaults that depend on the pools (the divisor of dr_grpo).
-        pools: the opened pools of `source.replay_dirs`, in that order.
-
-    Args:
-        config: settings of a replay.
-        out_dir: pools given by name are looked up in it.
-        say: called with the path of every pool that is not bundled, and every warning about it.
-        device: device of the policy.
+    The divisor of dr_grpo is by default the largest `max_new_tokens` of the pools' samplers; None if none is recorded.
 
     Raises:
         InputError: no such pool, or one in a format that cannot be read.
     """
 
-    def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
-        check_monitor(config, out_dir)
-        self.source, self._device, self._say = config.source, device, say
-        self._cache_dir = out_dir / "cache"
-        paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]
-        self.pools = [_of_steps(open_pool(path), self.source) for path in paths]
+    def __init__(
+        self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None] = lambda text: None, world: World = SOLO
+    ) -> None:
+        super().__init__(config, out_dir, say, world)
+        paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
+        self.pools = [_of_steps(open_pool(path), config.source) for path in paths]
         for pool in self.pools:
             if pool.path.parent != BUILTIN:
                 say(f"pool {pool.name}: {pool.path}")
             self._say_of(pool, pool.cautions)
-        self.config = _resolved(config, self.pools)
+        limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in self.pools]
+        self.config = with_divisor(config, max((limit for limit in limits if limit is not None), default=None))
 
     def _say_of(self, pool: Pool, sentences: Iterable[str]) -> None:
         for sentence in sentences:
-            self._say(f"pool {pool.name}: {sentence}")
+            self.say(f"pool {pool.name}: {sentence}")
 
-    @cached_property
-    def policy(self) -> Policy:
-        """The policy with its adapter, checked against every pool.
+    def check(self, policy: Policy) -> None:
+        """Check the policy against every pool.
 
         As in a training, pools of another model, such as a teacher's, are accepted with at least one of this model.
 
         Raises:
             InputError: other weights of that name wrote a pool, or these weights wrote none.
         """
-        policy = configured_policy(self.model, self._cache_dir, device=self._device)
         weights = policy.base_weights_sha
         has_own = any(pool.manifest["policy"].get("base_weights_sha256") in (None, weights) for pool in self.pools)
         for pool in self.pools:
@@ -83,7 +70,6 @@ class ReplayInputs:
                 _check_hash(pool, "base_weights_sha256", weights, policy.base_model)
             else:
                 self._say_of(pool, other_base(policy.base_model, pool.manifest, weights))
-        return policy
 
     def groups(self) -> ReplaySource:
         """The groups of the run; pools and pairs are checked against the model and the objectives, without weights.
@@ -104,7 +90,7 @@ class ReplayInputs:
         if config.intervention.v_hack is None:
             pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
             for sentence in check_pairs(vocabulary, pairs, k):
-                self._say(sentence)
+                self.say(sentence)
         check_recorded(
             config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
         )
@@ -131,56 +117,34 @@ class ReplayInputs:
 
     @cached_property
     def _drawn(self) -> tuple[ReplaySource, list[Pool], dict[str, Any]]:
-        """Return the groups, their pools, and `circular`.
+        """Return the groups, their pools without circular pairs, and `circular`.
 
-        A single pool is read only until all steps have a group with an update.
+        Raises:
+            InputError: circular pairs that leave nothing, and as in ReplaySource.
         """
-        pairs, steps, whole = self._pairs(), self.config.steps, self.pools
-        limit = len(whole[0].steps) if len(whole) > 1 or steps is None else max(LEAST_READ, READ_PER_STEP * steps)
-        while limit < len(whole[0].steps):
-            try:
-                groups, pools, circular = self._drawn_of([whole[0].only(range(limit))], pairs)
-            except InputError:  # too few groups so far
-                pass
-            else:
-                if groups.are_first_choice:
-                    unread = f"{len(whole[0].steps) - limit} of {len(whole[0].steps)} groups"
-                    self._say(f"pool {whole[0].name}: {unread} were not read: those before them fill all steps")
-                    break
-            limit *= 2
-        else:
-            groups, pools, circular = self._drawn_of(whole, pairs)
+        config, pairs, pools, circular = self.config, self._pairs(), [*self.pools], dict[str, Any]()
         if pairs is None:
-            v_hack = self.config.intervention.v_hack
+            v_hack = config.intervention.v_hack
             why = "they are not at hand as they were (probe replay --pairs takes them)"
-            self._say(f"caution: pairs of {v_hack}: whether they are rollouts of these pools is not known: {why}")
+            self.say(f"caution: pairs of {v_hack}: whether they are rollouts of these pools is not known: {why}")
             circular = {"unknown": v_hack}
-        elif circular:
-            prompts = f"their {len(circular['problems'])} prompts of {circular['of_problems']}"
-            self._say(f"caution: {_copies(circular)}: {prompts} are left out of the replay")
-        return groups, pools, circular
-
-    def _drawn_of(
-        self, pools: list[Pool], pairs: Sequence[Pair] | None
-    ) -> tuple[ReplaySource, list[Pool], dict[str, Any]]:
-        """Draw from whole pools as `_drawn`; InputError if circular pairs leave nothing, and as in ReplaySource."""
-        source, circular = self.source, dict[str, Any]()
-        rollouts = (rollout for pool in pools for group in pool.steps for rollout in group)
-        if pairs and (found := taken_pairs(pairs, rollouts)):
+        elif found := taken_pairs(pairs, (rollout for pool in pools for group in pool.steps for rollout in group)):
             problems = sorted(set[str]().union(*found.values()))
             everywhere = {group[0].problem_id for pool in pools for group in pool.steps}
             circular = {"pairs": len(found), "of_pairs": len(pairs), "problems": problems}
             circular |= {"of_problems": len(everywhere)}
+            copies = f"{len(found)} of {len(pairs)} pairs are rollouts of these pools"
             if everywhere <= {*problems}:
                 fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
-                expected = "pairs that leave prompts to measure on"
-                raise InputError("pairs", expected=expected, found=_copies(circular), fix=fix)
+                raise InputError("pairs", expected="pairs that leave prompts to measure on", found=copies, fix=fix)
             pools = [
                 pool.only([place for place, group in enumerate(pool.steps) if group[0].problem_id not in problems])
                 for pool in pools
             ]
-        config = self.config
-        groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
+            prompts = f"their {len(problems)} prompts of {len(everywhere)}"
+            self.say(f"caution: {copies}: {prompts} are left out of the replay")
+        per_pool, match = config.source.per_pool, config.source.match
+        groups = ReplaySource(pools, per_pool=per_pool, match=match, steps=config.steps, seed=config.seed)
         return groups, pools, circular
 
     def _pairs(self) -> list[Pair] | None:
@@ -204,9 +168,8 @@ class ReplayInputs:
         return replace(self.config.model, name=self.model_name)
 
     def record(self) -> dict[str, Any]:
-        """Return the part of the run's `config.json` that needs no weights."""
-        record = record_of(self.config, self.pools, self.model)
-        return record | {"circular": self.circular} if self.circular else record
+        """As in `Inputs`, with `circular`."""
+        return super().record() | ({"circular": self.circular} if self.circular else {})
 
 
 def taken_pairs(pairs: Sequence[Pair], rollouts: Iterable[Rollout]) -> dict[int, set[str]]:
@@ -233,10 +196,6 @@ def _folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _copies(circular: dict[str, Any]) -> str:
-    return f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools"
-
-
 def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
     """Return the pool with only the groups of `source.only_step`.
 
@@ -255,25 +214,6 @@ def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
         expected = f"a step of pool {pool.name}, {min(trained)} to {max(trained)}"
         raise InputError("--only-step", expected=expected, found=str(source.only_step))
     return pool.only(kept)
-
-
-def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
-    """Fill in the divisor of dr_grpo, a token limit, if it is missing.
-
-    It is the largest `max_new_tokens` of the pools' samplers; None if none is recorded.
-    """
-    limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in pools]
-    longest = max((limit for limit in limits if limit is not None), default=None)
-    conditions = []
-    for condition in config.conditions:
-        changes = condition.changes
-        if condition.objective(config.objective).lacks_divisor:
-            changes = {**changes, "max_completion_length": longest}
-        conditions.append(LossCondition(name=condition.name, changes=changes))
-    objective = config.objective
-    if objective.lacks_divisor:
-        objective = replace(objective, max_completion_length=longest)
-    return replace(config, objective=objective, conditions=tuple(conditions))
 
 
 def _check_hash(pool: Pool, key: str, loaded: str, model: str) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from probe.analysis.lookahead import Ahead
 from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_lookahead
-from probe.records.timings import Timings
 from probe.runs.assemble import assemble
 from probe.runs.directions import ArmDirections
 from probe.runs.lookahead import Lookahead
@@ -25,7 +24,6 @@ from probe.settings.arms import get_arm
 from probe.settings.presets import configure
 from probe.settings.remedy import LENGTH, TRAINING_STEPS, arm_of
 from probe.settings.run import ReplayConfig
-from probe.step.distributed import SOLO
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, read_json, write_atomic, write_json
 from replay_pools.base.terminal import report
@@ -112,19 +110,10 @@ def _look(
 ) -> dict[str, str]:
     """Write the records of the remedies; return {remedy: why it has no lookahead}."""
     unseen: dict[str, str] = {}
-    inputs = ReplayInputs(plain, out_dir, say, plain.model.device)
-    policy, groups = inputs.policy, inputs.groups()
     names = (*dict.fromkeys(name for remedy in remedies.values() for name in remedy.intervention.arms),)
-    setup = assemble(
-        replace(inputs.config, intervention=replace(inputs.config.intervention, arms=names)),
-        policy,
-        folders[PLAIN],
-        out_dir / "cache",
-        num_steps=groups.num_steps,
-        timings=Timings(),
-        say=say,
-        world=SOLO,
-    )
+    inputs = ReplayInputs(replace(plain, intervention=replace(plain.intervention, arms=names)), out_dir, say)
+    policy, groups = inputs.policy, inputs.groups()
+    setup = assemble(inputs, folders[PLAIN], groups.num_steps)
     frames = setup.bases.frames
     ahead = Lookahead(plain, policy, setup, groups, say)
     for number, (name, remedy) in enumerate(remedies.items()):
@@ -132,12 +121,8 @@ def _look(
         losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
         try:
             (measure,) = directions.measures(losses, chosen, remedy.intervention.projection)
-        except InputError as error:  # for example too few pairs for k
-            unseen[name] = str(error)
-            continue
-        try:
             source, changed = with_remedy(remedy, policy, groups, replace(setup, conditions=losses), out_dir)
-        except InputError as error:  # for example a monitor that measures nothing here
+        except InputError as error:  # for example too few pairs for k, or a monitor that measures nothing here
             unseen[name] = str(error)
             continue
         records = ahead.records(remedy, changed, source, measure)

@@ -23,16 +23,13 @@ from extraction.adapters.trained import Trained
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
 from probe.records.run import ADAPTER_DIR, IN_TRAINING
-from probe.records.timings import Timings
 from probe.runs.activations import activation_remedy
-from probe.runs.assemble import assemble, configured_adapter, configured_policy
+from probe.runs.assemble import assemble, configured_adapter
 from probe.runs.evaluations import Evaluator, FrozenBatch
-from probe.runs.heldout import eval_sampler
-from probe.runs.inputs import policy_record
+from probe.runs.heldout import HeldOut
 from probe.runs.known_answers import check_pay
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
-from probe.runs.resume import is_complete, open_run
 from probe.runs.sources.past import PastWeights
 from probe.runs.sources.sampled import Sampling, open_source
 from probe.runs.sources.served import PushedEngine, unload_adapter
@@ -72,56 +69,32 @@ def train(
     Raises:
         InputError: wrong or contradicting settings, problems, model or directions, or a directory with another run.
     """
-    inputs = TrainingInputs(config, out_dir, world)
-    config, rollouts, timings = inputs.config, inputs.config.rollouts, Timings()
+    inputs = TrainingInputs(config, out_dir, say, world)
+    config, rollouts = inputs.config, inputs.config.rollouts
     world.check_size(rollouts.prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
     if rollouts.engine == "server" and world.size > 1:
         raise InputError("rollouts.engine server", expected="one process", found=str(world.size))
-    with timings.phase("load"):
-        policy = configured_policy(config.model, out_dir / "cache", device=world.loads_on(config.model.device))
     # The number of ranks is part of the run, because sums over ranks round differently.
-    weights = policy_record(policy) | {"ranks": world.size}
-    done = world.on_main(lambda: open_run(directory, inputs.record() | weights))
-    if world.on_main(partial(is_complete, directory)):
-        say(f"{directory} is complete; nothing to do")
+    if (done := inputs.begin(directory, {"ranks": world.size})) is None:
         return
     if (start := configured_adapter(config.model)) is not None:
         # The trained adapter needs this copy, because the original may change or disappear.
         source, scale = start
         world.on_main(partial(copy_adapter, source, directory / ADAPTER_DIR / START, scale))
-    setup = assemble(
-        config,
-        policy,
-        directory,
-        out_dir / "cache",
-        num_steps=config.steps,
-        timings=timings,
-        say=say,
-        world=world,
-    )
-    _run(inputs, policy, setup, directory, out_dir, url, done, timings, say)
+    _run(inputs, assemble(inputs, directory, config.steps), directory, url, done)
 
 
-def _run(
-    inputs: TrainingInputs,
-    policy: Policy,
-    setup: Setup,
-    directory: Path,
-    out_dir: Path,
-    url: str | None,
-    done: Sequence[StepRecord],
-    timings: Timings,
-    say: Callable[[str], None],
-) -> None:
+def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None, done: Sequence[StepRecord]) -> None:
     """Sample, step and evaluate from the first remaining step."""
-    config, rollouts, world, training = inputs.config, inputs.config.rollouts, inputs.world, setup.training
+    config, policy, world, training = inputs.config, inputs.policy, inputs.world, setup.training
+    rollouts, timings, say = config.rollouts, inputs.timings, inputs.say
     assert training is not None
     trained = training.updater.trained
     held_out = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
     frozen = FrozenBatch(policy, trained, held_out, setup.measures(0)[0].vectors) if held_out else None
     setup, sampling = _with_remedy(config, policy, setup)
     with timings.phase("monitor"):
-        monitor = open_monitor(config, policy, setup.bases, out_dir)
+        monitor = open_monitor(config, policy, setup.bases, inputs.out_dir)
     if rollouts.prefetch or rollouts.earlier_checkpoint is not None:
         every = None if rollouts.earlier_checkpoint is None else rollouts.earlier_checkpoint.every
         training.past = PastWeights(trained, prefetch=rollouts.prefetch, iterations=rollouts.iterations, every=every)
@@ -135,7 +108,7 @@ def _run(
         arm = config.intervention.arms[0]
         say(f"policy {config.model.name}{origin}, arm {arm}; grading under {describe_tier(grader.isolation)}")
         with timings.phase("canary"):
-            _check_grader(inputs, grader, engine, say)
+            _check_grader(inputs, grader, engine)
         if world.is_main:
             timings.write_start(directory)
         maker = RolloutMaker(
@@ -146,7 +119,7 @@ def _run(
             hint=rollouts.hint,
             group=rollouts.group,
         )
-        sampler, every = eval_sampler(config, maker, inputs.held_out, world), config.evaluation.every
+        sampler, every = HeldOut(maker, inputs.held_out, config, world), config.evaluation.every
         evaluator = Evaluator(directory, sampler, training.updater, frozen, monitor, every, say, world)
         with open_source(inputs, maker, training.past, directory, sampling, monitor) as (source, finish_pools):
 
@@ -189,13 +162,13 @@ def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup) -> tuple[Set
     return setup, sampling
 
 
-def _check_grader(inputs: TrainingInputs, grader: Grader, engine: Engine, say: Callable[[str], None]) -> None:
+def _check_grader(inputs: TrainingInputs, grader: Grader, engine: Engine) -> None:
     """Grade the known answers of every problem and report their rewards; all ranks get rank 0's limits."""
     if inputs.world.is_main:
         # Problems repeat over batches; check each once.
         distinct = {problem.problem_id: problem for problem in chain(inputs.held_out, inputs.problems.listed)}
         canary(grader, distinct.values())
-        say(check_pay(inputs.config, grader, inputs.problems.listed, engine.chat))
+        inputs.say(check_pay(inputs.config, grader, inputs.problems.listed, engine.chat))
     grader.limits = inputs.world.broadcast(grader.limits)
 
 

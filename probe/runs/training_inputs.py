@@ -1,19 +1,16 @@
 """The inputs of a training: problems, teacher, and the record of both. Loads no weights."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from probe.records.run import OWN_POOLS
 from probe.runs.heldout import hold_out
-from probe.runs.inputs import record_of
-from probe.runs.monitors import check_monitor
+from probe.runs.inputs import Inputs, with_divisor
 from probe.runs.sources.others import taught_problems
 from probe.runs.sources.problems import PrioritisedProblems, Problems, choose_problems
 from probe.runs.sources.rewards import check_payable, check_returning
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
-from probe.settings.training import ModelConfig
 from probe.step.distributed import SOLO, World
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
@@ -21,11 +18,10 @@ from replay_pools.environments.registry import get_environment
 from replay_pools.pool import Pool, open_pool, resolve_pool
 
 
-class TrainingInputs:
-    """The problems and the teacher of a training.
+class TrainingInputs(Inputs[TrainConfig]):
+    """The problems and the teacher of a training; the divisor of dr_grpo is by default the sampler's token limit.
 
     Attributes:
-        config: the given config, with a missing divisor of dr_grpo replaced by the sampler's token limit.
         teacher: the pool of `rollouts.teacher`; None without one.
         problems: problems by batch: `prompts_per_step` (1 + resamples) of them. Batches with teacher rollouts draw from
             the problems in the teacher's pool.
@@ -38,24 +34,14 @@ class TrainingInputs:
             distribution (temperature, top_p, top_k) although the objective needs recorded log-probabilities.
     """
 
-    def __init__(self, config: TrainConfig, out_dir: Path, world: World = SOLO) -> None:
-        if config.objective.lacks_divisor:
-            limit = config.rollouts.sampler.max_new_tokens
-            config = replace(config, objective=replace(config.objective, max_completion_length=limit))
-        check_monitor(config, out_dir)
-        self.config, self.world = config, world
+    def __init__(
+        self, config: TrainConfig, out_dir: Path, say: Callable[[str], None] = lambda text: None, world: World = SOLO
+    ) -> None:
+        super().__init__(with_divisor(config, config.rollouts.sampler.max_new_tokens), out_dir, say, world)
         self.counts = [config.rollouts.counts(step) for step in range(0, config.steps, config.rollouts.iterations)]
-        self.teacher = _open_teacher(config, out_dir)
+        self.teacher = _open_teacher(self.config, out_dir)
+        self.pools = () if self.teacher is None else (self.teacher,)
         self.problems, self.held_out = self._problems()
-
-    @property
-    def model(self) -> ModelConfig:
-        """The table `model`."""
-        return self.config.model
-
-    def record(self) -> dict[str, Any]:
-        """Return the part of `config.json` that needs no policy: neither weights nor the number of ranks."""
-        return record_of(self.config, [] if self.teacher is None else [self.teacher], self.model)
 
     def _problems(self) -> tuple[Problems, list[Problem]]:
         rollouts, seed = self.config.rollouts, self.config.seed

@@ -179,8 +179,6 @@ class ReplaySource:
                     found=f"{len(others) + 1}",
                     fix="use a smaller --per-pool or a pool with larger groups",
                 )
-        # True where a longer pool would give the same groups.
-        self.are_first_choice = all(ranks[i] == (0, False) for i in chosen)
         self.num_steps = len(chosen)
         num_matching = sum(len(table[mark]) for mark in common for table in tables)
         self.num_left_out = num_matching - sum(map(len, self._groups))  # matching rollouts that are in no group

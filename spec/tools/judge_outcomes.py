@@ -21,7 +21,7 @@ from probe.experiments.criteria import evaluate
 from probe.experiments.load import decide, load_spec
 from probe.experiments.outcomes import OUTCOMES_FILE, Outcome, read_outcomes
 from probe.experiments.spec import Spec, SpecDecision
-from probe.runs.heldout import evaluated_settings
+from probe.runs.heldout import eval_settings
 from probe.settings.run import TrainConfig
 
 Cell = tuple[str, str]  # (condition, arm)
@@ -40,7 +40,7 @@ class Table:
         runs = [[getattr(row, name) for row in rows] for rows in self.final[cell].values()]
         config = self.spec.condition(cell[0]).config
         assert isinstance(config, TrainConfig)
-        asked = len(evaluated_settings(config)) * config.evaluation.rollouts_per_problem
+        asked = len(eval_settings(config)) * config.evaluation.rollouts_per_problem
         trials = sum(map(len, runs)) * asked
         return rate([[sum(run) / len(run)] for run in runs] if whole else runs, trials)
 

@@ -1,6 +1,6 @@
 """Adapters of tests: `Trained` in one line, and what is read of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,12 @@ def sampled(trained: Trained, batch: Batch, *, direction: Mapping[str, Tensor] |
         frames = {trained.basis: trained.frames()}
         found: SampleGradients = per_sample_gradients(trained.model, frames, batch, axis=axis, **options)
     return OfOneBasis(found.gradients[trained.basis], found.token_logprobs, found.token_dots)
+
+
+def token_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
+    """(T,) float64 of a completion, by a plain forward of it alone."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    return logits.double().log_softmax(-1)[range(len(completion)), [*completion]]
 
 
 class OfOneBasis:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import torch
+from adapted import token_logprobs
 
 from extraction.adapters.trained import Trained
 from replay_pools.policy.load import Policy
@@ -20,9 +21,7 @@ def move(trained: Trained, seed: int, size: float = 1.0) -> None:
 def off(policy: Policy, prompt: Sequence[int], ids: Sequence[int], logprobs: Sequence[float] | None) -> float:
     """The largest difference between the log-probabilities of a completion and the policy's, in nats."""
     assert logprobs is not None
-    logits = policy.model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
-    here = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
-    return float((here - torch.tensor(logprobs)).abs().max())
+    return float((token_logprobs(policy.model, prompt, ids) - torch.tensor(logprobs)).abs().max())
 
 
 def most_off(policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> float:

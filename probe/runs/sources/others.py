@@ -23,8 +23,6 @@ from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
 
 Keyed = list[tuple[RolloutKey, Rollout]]
-# Maps a live rollout to the `prompt_sha` of the teacher's prompt; by default they are equal.
-same_prompt: Callable[[Rollout], str] = attrgetter("prompt_sha")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,11 @@ class OtherPolicy:
 
 
 def teacher(
-    pool: Pool, counts: Sequence[int], *, seed: int, taught_prompt: Callable[[Rollout], str] = same_prompt
+    pool: Pool,
+    counts: Sequence[int],
+    *,
+    seed: int,
+    taught_prompt: Callable[[Rollout], str] = attrgetter("prompt_sha"),
 ) -> OtherPolicy:
     """Make the `OtherPolicy` of a stored pool.
 
@@ -45,7 +47,7 @@ def teacher(
         pool: its rollouts answer the same rendered prompts as the live source, in its batches.
         counts: rollouts in a group, by batch, drawn without replacement by (seed, batch, problem).
         seed: seed of the draws.
-        taught_prompt: `same_prompt`, or another if a remedy adds a line to the policy's prompts.
+        taught_prompt: maps a rollout of the policy to the `prompt_sha` of the teacher's prompt; by default the same.
 
     Raises:
         InputError: a prompt of the pool has fewer rollouts than a group needs.

@@ -33,7 +33,7 @@ graded rollouts; only the loss sees changed rewards, and no other labels (`probe
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -60,6 +60,7 @@ def _by_tests(rollout: Rollout) -> float:
     return REWARD_COMPILES * bool(grade.compiles) + REWARD_PASSED * share
 
 
+Flags = NDArray[np.bool_]
 FLOOR = 0.1  # of the sd within a group, as a share of the sd over the step
 # {pay: reward of a rollout}
 PAYS: Mapping[Pay, Callable[[Rollout], float]] = {"pass": lambda rollout: rollout.reward, "tests": _by_tests}
@@ -104,55 +105,51 @@ def group_z(scores: Array, step_sd: float) -> Array:
     return (scores - np.nanmean(scores)) / max(float(np.nanstd(scores)), FLOOR * step_sd, 1e-12)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """One group under a monitor, (G,) each."""
-
-    rewards: Array
-    z: Array  # 0 without a score
-    flags: NDArray[np.bool_]
-    passed: NDArray[np.bool_]
-    strength: float
-
-
-# {use of a monitor: rewards (G,) of the loss}
-USES: Mapping[Remedy, Callable[[Watched], Array]] = {
-    "screening": lambda group: np.where(group.flags, np.nan, group.rewards),
-    "penalty": lambda group: group.rewards - group.strength * group.flags,
-    "additive": lambda group: group.rewards - group.strength * group.z.clip(min=0),
-    "multiplicative": lambda group: group.rewards * (1 - group.strength * special.expit(group.z) * (group.z > 0)),
-    "finetune-accepted": lambda group: (group.passed & ~group.flags).astype(float),
-    "quarantine": lambda group: group.rewards,
+# {use of a monitor: rewards of the loss}, (G,) of one group. Arguments: rewards r, z of the scores (0 without one),
+# flags f, passes p, (G,) each, and the strength a.
+USES: Mapping[Remedy, Callable[[Array, Array, Flags, Flags, float], Array]] = {
+    "screening": lambda r, z, f, p, a: np.where(f, np.nan, r),
+    "penalty": lambda r, z, f, p, a: r - a * f,
+    "additive": lambda r, z, f, p, a: r - a * z.clip(min=0),
+    "multiplicative": lambda r, z, f, p, a: r * (1 - a * special.expit(z) * (z > 0)),
+    "finetune-accepted": lambda r, z, f, p, a: (p & ~f).astype(float),
+    "quarantine": lambda r, z, f, p, a: r,
 }
 
 
 @final
 class AppliedRemedy:
-    """One remedy in one run.
+    """What a run pays, and its remedy.
 
     Args:
-        config: the remedy.
+        config: the remedy; None: none.
         chat: renders the prompts of the update.
         pay: the training's pay.
         monitor: scores the rollouts of a step; None: the remedy uses none.
     """
 
-    def __init__(self, config: RemedyConfig, *, chat: Chat, pay: Pay = "pass", monitor: Monitor | None = None) -> None:
+    def __init__(
+        self, config: RemedyConfig | None, *, chat: Chat, pay: Pay = "pass", monitor: Monitor | None = None
+    ) -> None:
         self.config, self.paid, self.monitor, self._chat = config, PAYS[pay], monitor, chat
+        self.closes_loophole = config is not None and config.name == "no-loophole"
+        self.sampling_instruction = None if config is None else config.sampling_instruction
 
     def reward(self, key: RolloutKey, rollout: Rollout) -> float:
         """Return the reward that the loss sees, before the monitor; nan = the rollout has no label."""
-        return _without_loophole(self.paid, rollout) if self.config.name == "no-loophole" else self.paid(rollout)
+        return _without_loophole(self.paid, rollout) if self.closes_loophole else self.paid(rollout)
 
     def groups(self, groups: Sequence[Group], source: GroupSource) -> list[Group]:
         """Return the groups of a step with the rewards of the loss and the prompts of the update."""
         changed = [self._repaid(group, source) for group in groups]
-        return changed if self.monitor is None else self._watched(changed, self.monitor, source)
+        if self.config is None or self.monitor is None:
+            return changed
+        return self._watched(changed, self.config, self.monitor, source)
 
     def _repaid(self, group: Group, source: GroupSource) -> Group:
         rollouts = [source.rollout(key) for key in group.keys]
         group = replace(group, rewards=tuple(map(self.reward, group.keys, rollouts)))
-        instruction = self.config.update_instruction
+        instruction = None if self.config is None else self.config.update_instruction
         if instruction is None:
             return group
         # The policy's rollouts may already have the instruction, a teacher's do not.
@@ -163,7 +160,9 @@ class AppliedRemedy:
             mixed_prompt=len({text for text, _ in prompts}) > 1,
         )
 
-    def _watched(self, groups: Sequence[Group], monitor: Monitor, source: GroupSource) -> list[Group]:
+    def _watched(
+        self, groups: Sequence[Group], config: RemedyConfig, monitor: Monitor, source: GroupSource
+    ) -> list[Group]:
         """Score all rollouts of the step at once, and change their rewards by the use."""
         keys = [key for group in groups for key in group.keys]
         rollouts = [*map(source.rollout, keys)]
@@ -174,24 +173,17 @@ class AppliedRemedy:
         changed, start = [], 0
         for group in groups:
             rows = slice(start, start := start + len(group.keys))
-            watched = Watched(
-                rewards=np.array(group.rewards),
-                z=np.nan_to_num(group_z(reading.scores[rows], step_sd)),
-                flags=reading.flags[rows],
-                passed=passed[rows],
-                strength=self.config.strength_used,
-            )
-            rewards = tuple(USES[self.config.name](watched).tolist())
-            flagged = tuple(reading.flags[rows].tolist()) if self.config.name == "quarantine" else None
-            changed.append(replace(group, rewards=rewards, flagged=flagged))
+            z, flags = np.nan_to_num(group_z(reading.scores[rows], step_sd)), reading.flags[rows]
+            rewards = USES[config.name](np.array(group.rewards), z, flags, passed[rows], config.strength_used)
+            flagged = tuple(flags.tolist()) if config.name == "quarantine" else None
+            changed.append(replace(group, rewards=tuple(rewards.tolist()), flagged=flagged))
         return changed
 
     def taught_prompt(self, rollout: Rollout) -> str:
         """Return the `prompt_sha` of the teacher's prompt for the policy's `rollout`."""
-        instruction = self.config.sampling_instruction
-        if instruction is None:
+        if self.sampling_instruction is None:
             return rollout.prompt_sha
-        text, _ = self._chat.render(uninstructed(rollout.messages, instruction))
+        text, _ = self._chat.render(uninstructed(rollout.messages, self.sampling_instruction))
         return prompt_sha(text)
 
 

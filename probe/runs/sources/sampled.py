@@ -9,10 +9,10 @@ from typing import Any
 from probe.records.run import EARLIER_DIR, ROLLOUTS_DIR
 from probe.runs.monitors import Monitor
 from probe.runs.sources.live import LiveSource
-from probe.runs.sources.others import Keyed, OtherPolicy, same_prompt, teacher
+from probe.runs.sources.others import Keyed, OtherPolicy, teacher
 from probe.runs.sources.past import PastSource, PastWeights
 from probe.runs.sources.problems import Tally
-from probe.runs.sources.rewards import PAYS, AppliedRemedy, remedied, surprising
+from probe.runs.sources.rewards import AppliedRemedy, remedied, surprising
 from probe.runs.sources.served import PushedEngine
 from probe.runs.training_inputs import TrainingInputs
 from probe.step.groups import GroupSource
@@ -38,13 +38,10 @@ def assembled(
         sampling: open while the policy samples.
         monitor: of the remedy; None without one.
     """
-    config, rollouts, remedy = inputs.config, inputs.config.rollouts, None
-    reward, taught_prompt = lambda key, rollout: PAYS[rollouts.pay](rollout), same_prompt
-    if config.remedy is not None:
-        remedy = AppliedRemedy(config.remedy, chat=maker.engine.chat, pay=rollouts.pay, monitor=monitor)
-        reward, taught_prompt = remedy.reward, remedy.taught_prompt
-        if config.remedy.sampling_instruction is not None:
-            maker = replace(maker, instruction=config.remedy.sampling_instruction)
+    config, rollouts = inputs.config, inputs.config.rollouts
+    remedy = AppliedRemedy(config.remedy, chat=maker.engine.chat, pay=rollouts.pay, monitor=monitor)
+    if remedy.sampling_instruction is not None:
+        maker = replace(maker, instruction=remedy.sampling_instruction)
 
     def pool(name: str, group: int, seed: int, origin: str = "", tally: Tally | None = None) -> LiveSource:
         header = _header(inputs, maker, group)
@@ -57,7 +54,7 @@ def assembled(
             seed=seed,
             iterations=rollouts.iterations,
             resamples=rollouts.dynamic_sampling,
-            reward=reward,
+            reward=remedy.reward,
             sampling=sampling,
             tally=tally,
             world=inputs.world,
@@ -79,9 +76,9 @@ def assembled(
 
         others.append(OtherPolicy(earlier, drawn))
     if inputs.teacher is not None:
-        others.append(teacher(inputs.teacher, taught, seed=config.seed, taught_prompt=taught_prompt))
+        others.append(teacher(inputs.teacher, taught, seed=config.seed, taught_prompt=remedy.taught_prompt))
     live.others = others
-    groups: GroupSource = live if remedy is None else remedied(live, remedy)
+    groups: GroupSource = live if config.remedy is None else remedied(live, remedy)
     return surprising(groups, live.counts) if config.objective.reward == "surprise" else groups, sources
 
 

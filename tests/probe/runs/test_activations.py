@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapted import adapt, grads, sampled
+from adapted import adapt, grads, sampled, token_logprobs
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -83,9 +83,7 @@ def one_at_a_time(coordinates: Trained, edits: dict[int, Callable[[Tensor], Tens
     with hooked(coordinates, edits):
         for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
             coordinates.model.zero_grad()
-            logits = coordinates.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-            logprobs = torch.log_softmax(logits, -1)[range(len(completion)), completion]
-            (-logprobs.sum()).backward()
+            (-token_logprobs(coordinates.model, prompt, completion).sum()).backward()
             rows.append(grads(coordinates))
     coordinates.model.zero_grad()
     return rows

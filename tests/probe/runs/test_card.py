@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,19 +22,10 @@ from tests.support.documents import single_changes
 
 
 @pytest.fixture(scope="module")
-def extracted(out: Path) -> Callable[..., Path]:
-    """extracted(name, *options) -> the direction file of `probe extract`."""
-
-    def make(name: str, *options: str) -> Path:
-        assert run(cli, ["extract", "--name", name, "--out", str(out), *options]) == 0
-        return out / "directions" / f"{name}.safetensors"
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def v_hack(extracted) -> Path:
-    return extracted("card", "--k", "2")
+def v_hack(out: Path, small: str) -> Path:
+    """The direction file of `probe extract`."""
+    assert run(cli, ["extract", "--name", "card", "--out", str(out), "--model", small, "--k", "2"]) == 0
+    return out / "directions" / "card.safetensors"
 
 
 def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFixture[str]) -> None:

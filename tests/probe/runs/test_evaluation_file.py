@@ -46,6 +46,7 @@ def problem_ids(pool: Path) -> set[str]:
     return {rollout.problem_id for group in open_pool(pool).steps for rollout in group}
 
 
+SHORT = {"steps": 1, "evaluation.every": 1}
 MINICODE = MinicodeEnvironment().problems("train")
 
 
@@ -56,14 +57,14 @@ def test_a_training_takes_all_of_one_file_and_is_evaluated_on_all_of_the_other(
     one_file = ["--set", f"rollouts.env=leetcode:{train}", "--set", "rollouts.num_problems=4"]
     two_files = ["--set", f"rollouts.env=leetcode:{train},eval={evaluation}", "--set", "rollouts.num_problems=4"]
     size = ["--set", "evaluation.num_problems=3", "--out", str(tmp_path / "out")]
-    options = ["train", "--preset", preset(), "--name", "two-files", *size]
+    options = ["train", "--preset", preset(SHORT), "--name", "two-files", *size]
     assert run(cli, [*options, *one_file]) == 2, "all of a file is trained on, and some of it is held out"
     assert "expected 4 problems to train on, found 1 that are not held out" in capsys.readouterr().err
     assert run(cli, [*options, *two_files]) == 0
     directory = tmp_path / "out" / "runs" / "two-files"
     held_out = {problem.problem_id for problem in MINICODE[10:13]}
     assert problem_ids(directory / "rollouts") <= {problem.problem_id for problem in MINICODE[:4]}
-    assert problem_ids(directory / "evaluations" / "step_000003" / "run_tests") == held_out
+    assert problem_ids(directory / "evaluations" / "step_000001" / "run_tests") == held_out
     capsys.readouterr()
     assert run(cli, ["policy", "eval", "two-files", "--out", str(tmp_path / "out")]) == 0
     assert problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests") == held_out, "as many as the run held out"
@@ -81,7 +82,7 @@ def test_a_policy_is_not_evaluated_on_what_it_trained_on(
     env = f"rollouts.env=leetcode:{write('all.jsonl', MINICODE[:6])}"
     place = ["--out", str(tmp_path / "out")]
     options = ["--set", env, "--set", "evaluation.num_problems=2", "--name", "one-file", *place]
-    assert run(cli, ["train", "--preset", preset(), *options]) == 0
+    assert run(cli, ["train", "--preset", preset(SHORT), *options]) == 0
     assert run(cli, ["policy", "eval", "one-file", "--problems", "2", *place]) == 0
     held_out = problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests")
     assert not held_out & problem_ids(tmp_path / "out" / "runs" / "one-file" / "rollouts")

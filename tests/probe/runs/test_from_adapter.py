@@ -1,12 +1,12 @@
 """probe train from an adapter, through the real commands: what it starts from, writes, and is evaluated as."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from adapted import configured
+from adapted import configured, token_logprobs
 from interrupts import interrupted_at
 from safetensors.torch import load_file, save_file
 
@@ -39,16 +39,9 @@ def held_out_logprob(model: str, adapter: str, run_directory: Path) -> float:
     total, count = 0.0, 0
     for pair in pairs:
         prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(pair.clean)
-        logprobs = logprobs_of(policy.model, prompt, completion)
-        total, count = total + float(logprobs.double().sum()), count + len(completion)
+        logprobs = token_logprobs(policy.model, prompt, completion)
+        total, count = total + float(logprobs.sum()), count + len(completion)
     return total / count
-
-
-@torch.no_grad()
-def logprobs_of(model: torch.nn.Module, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
-    """(T,) of a completion, by a plain forward."""
-    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits, -1).gather(1, torch.tensor(list(completion))[:, None])[:, 0]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +94,7 @@ def test_the_start_is_the_policy_with_that_adapter(
     trained = read_run(first[0])
     assert trained.config["adapter_sha256"] == adapter_sha(teacher)
     assert [step.kl["mean"] == 0 for step in trained.steps] == [True, False], "the reference is not the start"
-    options = ["policy", "eval", "--model", small, "--problems", "2", "--set", "rollouts.sampler.max_new_tokens=24"]
+    options = ["policy", "eval", "--model", small, "--problems", "2", "--set", "rollouts.sampler.max_new_tokens=8"]
     options += ["--out", str(out), "--name"]
     at_start = sampled(first[0] / "evaluations" / "step_000000" / "run_tests")
     assert run(cli, [*options, "of-teacher", "--adapter", str(teacher)]) == 0
@@ -120,8 +113,8 @@ def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
         assert read_json(out / "evals" / name / "evaluation.json")["step"] == 2
         deployed = configured_policy(ModelConfig(name=small, adapter=str(directory / "adapter")), out / "cache")
         (rollout,) = open_pool(out / "evals" / name / "run_tests").steps[0]
-        logprobs = logprobs_of(deployed.model, rollout.prompt_ids, rollout.completion_ids)
-        assert torch.allclose(logprobs, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
+        logprobs = token_logprobs(deployed.model, rollout.prompt_ids, rollout.completion_ids)
+        assert logprobs.tolist() == pytest.approx(rollout.sampling_logprobs, abs=1e-4)
     links = [str(teacher), str(first[0] / "adapter"), str(second / "adapter")]
     loaded = [held_out_logprob(small, adapter, first[0]) for adapter in links]
     inside = [[row["frozen"]["logprob_clean"] for row in read_run(path).evals] for path in (first[0], second)]
@@ -150,7 +143,7 @@ def test_a_replay_measures_the_policy_with_its_adapter(
         group = open_pool(BUILTIN / sample.src_pool).steps[sample.src_step]
         rollout = next(rollout for rollout in group if rollout.sample_id == sample.src_sample)
         of_teacher, of_base = (
-            -float(logprobs_of(model, rollout.prompt_ids, rollout.completion_ids).mean()) for model in models
+            -float(token_logprobs(model, rollout.prompt_ids, rollout.completion_ids).mean()) for model in models
         )
         assert sample.nll == pytest.approx(of_teacher, abs=1e-4)
         assert abs(of_teacher - of_base) > 1e-3, "base and teacher are not told apart"

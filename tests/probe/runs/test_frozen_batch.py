@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import configured
+from adapted import configured, token_logprobs
+from haar import random_directions
 
 from extraction.adapters.trained import Trained
 from extraction.pairs import Pair, builtin_pairs
@@ -30,17 +31,13 @@ def pairs() -> list[Pair]:
 
 @pytest.fixture(scope="module")
 def vectors(coordinates: Trained) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    draws = {m: torch.randn(r, 2, generator=generator) for m, r in coordinates.sizes.items()}
-    return {m: torch.linalg.qr(draw).Q.T.contiguous() for m, draw in draws.items()}
+    return dict(random_directions(coordinates).vectors)
 
 
 def logprobs(policy: Policy, coordinates: Trained, pair: Pair, text: str) -> torch.Tensor:
     """(T,) float64, of one completion by an ordinary forward."""
-    prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(text)
     with torch.no_grad():
-        logits = coordinates.model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-    return logits.double().log_softmax(-1)[range(len(completion)), completion]
+        return token_logprobs(coordinates.model, policy.render(pair.messages)[1], policy.completion_ids(text))
 
 
 def test_the_policy_at_the_start_has_not_moved(policy, coordinates, pairs, vectors) -> None:

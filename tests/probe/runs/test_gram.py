@@ -43,37 +43,28 @@ def dot(a: Tensor, b: Tensor) -> float:
     return sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True))
 
 
-def test_inner_and_samples_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
-    """inner[m, g, i] = <g, P_i> and samples[m, g, h] = <g, h>, whatever the order of the modules in the gradients."""
+def test_products_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
+    """inner[m, g, i] = <g, P_i>, samples[m, g, h] = <g, h>, and of a control arm <V_i, P_j> and <g, V_i>, 0 where a
+    module keeps fewer directions than another; whatever the order of the modules in the gradients.
+    """
     unit = draw(NUM_SAMPLES, 2)
-    GramRecorder(tmp_path, pairs, v_hack).record(3, dict(reversed(unit.items())), {"capped": WEIGHTS})
+    vectors = {module: rows[:k] for (module, rows), k in zip(draw(3, 5).items(), (2, 0, 3), strict=True)}
+    recorder = GramRecorder(tmp_path, pairs, v_hack, {"random": vectors})
+    recorder.record(3, dict(reversed(unit.items())), {"capped": WEIGHTS})
     found, metadata = read(tmp_path / "gram" / "step_003.safetensors")
+    with_pairs, _ = read(tmp_path / "gram" / "arm_random.safetensors")
     assert metadata == {"modules": list(SIZES)}
-    assert found.keys() == {"inner", "samples", "weights/capped"}
+    assert found.keys() == {"inner", "samples", "weights/capped", "along/random"}
     assert torch.equal(found["weights/capped"], WEIGHTS)
     assert (found["inner"].dtype, found["samples"].dtype) == (torch.float32, torch.float64)
     for m, module in enumerate(SIZES):
-        rows = [*pairs.hack[module], *pairs.clean[module]]
-        slow = torch.tensor([[dot(g, p) for p in rows] for g in unit[module]])
-        torch.testing.assert_close(found["inner"][m], slow, atol=1e-6, rtol=1e-6)
-        products = torch.tensor([[dot(g, h) for h in unit[module]] for g in unit[module]], dtype=torch.float64)
-        torch.testing.assert_close(found["samples"][m], products, atol=1e-12, rtol=1e-12)
-
-
-def test_products_with_control_directions_equal_the_slow_loop(
-    tmp_path: Path, pairs: PairGradients, v_hack: Directions
-) -> None:
-    """<V_i, P_j> and <g, V_i> of an arm, 0 where a module keeps fewer directions than another."""
-    unit = draw(NUM_SAMPLES, 2)
-    vectors = {module: rows[:k] for (module, rows), k in zip(draw(3, 5).items(), (2, 0, 3), strict=True)}
-    GramRecorder(tmp_path, pairs, v_hack, {"random": vectors}).record(3, unit, {})
-    with_pairs, _ = read(tmp_path / "gram" / "arm_random.safetensors")
-    of_step, _ = read(tmp_path / "gram" / "step_003.safetensors")
-    for m, module in enumerate(SIZES):
-        rows = [*pairs.hack[module], *pairs.clean[module]]
-        for i in range(3):
-            V = vectors[module][i] if i < len(vectors[module]) else torch.zeros(SIZES[module])
-            slow = torch.tensor([dot(V, p) for p in rows], dtype=torch.float64)
-            torch.testing.assert_close(with_pairs["pairs"][m, i], slow, atol=1e-6, rtol=1e-6)
-            slow = torch.tensor([dot(g, V) for g in unit[module]])
-            torch.testing.assert_close(of_step["along/random"][m, :, i], slow, atol=1e-6, rtol=1e-6)
+        rows, g = [*pairs.hack[module], *pairs.clean[module]], unit[module]
+        padded = [*vectors[module], *[torch.zeros(SIZES[module])] * (3 - len(vectors[module]))]
+        for products, left, right, error in (
+            (found["inner"][m], g, rows, 1e-6),
+            (found["samples"][m], g, g, 1e-12),
+            (with_pairs["pairs"][m], padded, rows, 1e-6),
+            (found["along/random"][m], g, padded, 1e-6),
+        ):
+            slow = torch.tensor([[dot(x, y) for y in right] for x in left], dtype=products.dtype)
+            torch.testing.assert_close(products, slow, atol=error, rtol=error)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from adapted import configured, members_of
+from haar import random_directions
 
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import Problems, choose_problems
@@ -28,8 +29,7 @@ from replay_pools.sampling import LocalEngine
 
 def measure(coordinates):
     """Fixed random directions: what is tested here does not depend on what they mean."""
-    torch.manual_seed(0)
-    vectors = {m: torch.linalg.qr(torch.randn(r, 2)).Q.T.contiguous() for m, r in coordinates.sizes.items()}
+    vectors = random_directions(coordinates).vectors
     return Measure(condition="default", arm=get_arm("projected"), vectors=vectors, side="one_sided")
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from adapted import token_logprobs
 
 from extraction.adapters.frames import svd_frames
 from extraction.batch import make_batch
@@ -18,10 +20,11 @@ from extraction.words import Normaliser
 from probe.analysis.detectors import Material
 from probe.analysis.statistics.classifiers import logistic_scores
 from probe.analysis.statistics.intervals import auroc
-from probe.runs.material import Wanted, load_material, measure, save_material
+from probe.runs.material import load_material, measure, save_material
 from probe.runs.meter import FINGERPRINT, Hash
 from probe.settings.presets import configure
 from probe.step.projection import sample_cosines
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Rollout
@@ -46,31 +49,27 @@ def rollouts() -> list[Rollout]:
 
 
 @pytest.fixture(scope="module")
-def wanted(small: str, pairs: list[Pair], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Wanted]:
-    """wanted(**changes): gradients in svd at the small model, which is said to have sampled."""
-    out = tmp_path_factory.mktemp("out")
-    write_pairs(out / "pairs.jsonl", pairs)
+def measured(
+    small: str, pairs: list[Pair], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Material, list[str]]]:
+    """measured(rollouts, sampled_by, **changes): by default gradients in svd at the small model, which sampled."""
+    cache = tmp_path_factory.mktemp("cache")
+    write_pairs(cache / "pairs.jsonl", pairs)
+    settings = {"model.name": small, "intervention.extraction.k": K}
+    config = configure("replay", options=settings | {"intervention.extraction.pairs": str(cache / "pairs.jsonl")})
 
-    def make(**changes: object) -> Wanted:
-        settings: dict[str, object] = {"model.name": small, "intervention.extraction.k": K}
-        settings["intervention.extraction.pairs"] = str(out / "pairs.jsonl")
-        plain = Wanted(
-            config=configure("replay", options=settings),
-            is_sampler=True,
-            weights_sha256=None,
-            has_pairs=True,
-            reference=None,
-            basis="svd",
-            out=out,
+    def make(rollouts: list[Rollout], sampled_by: Any = None, **changes: Any) -> tuple[Material, list[str]]:
+        options = {"pairs": pairs, "basis": "svd", "reference": None, "cache": cache, "say": print} | changes
+        return measure(
+            rollouts, config, sampled_by={"base_model": small} if sampled_by is None else sampled_by, **options
         )
-        return replace(plain, **changes)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def material(rollouts: list[Rollout], wanted: Callable[..., Wanted]) -> Material:
-    found, cautions = measure(rollouts, wanted(), print)
+def material(rollouts: list[Rollout], measured: Callable[..., Any]) -> Material:
+    found, cautions = measured(rollouts)
     assert cautions == []
     return found
 
@@ -133,12 +132,9 @@ def test_likelihood_and_states_are_of_each_rollout_alone(material: Material, rol
     blocks: list[torch.Tensor] = []
     policy.model.model.layers[1].register_forward_hook(lambda *parts: blocks.append(parts[-1]))
     for i, rollout in enumerate(rollouts):
-        ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
         with torch.no_grad():
-            logits = policy.model(ids).logits[0].double()
+            chosen = token_logprobs(policy.model, rollout.prompt_ids, rollout.completion_ids)
         hidden = blocks[-1][0] if isinstance(blocks[-1], tuple) else blocks[-1]
-        scored = logits[rollout.plen - 1 : -1].log_softmax(-1)
-        chosen = scored[torch.arange(rollout.comp_len), torch.tensor(rollout.completion_ids)]
         mask = torch.tensor(rollout.completion_mask or [True] * rollout.comp_len)
         assert material.logprobs[i] == pytest.approx(float(chosen[mask].mean()), abs=1e-5)
         mean = hidden.reshape(-1, hidden.shape[-1])[rollout.plen :][mask].mean(0)
@@ -146,34 +142,33 @@ def test_likelihood_and_states_are_of_each_rollout_alone(material: Material, rol
 
 
 def test_the_weights_decide_the_log_ratio_and_the_caution(
-    rollouts: list[Rollout], wanted: Callable[..., Wanted], small: str
+    rollouts: list[Rollout], measured: Callable[..., Any], small: str
 ) -> None:
     """Without gradients. The pool's own log-probabilities are far from those of random weights."""
-    quick = {"basis": None, "has_pairs": False}
-    same, cautions = measure(rollouts, wanted(**quick), print)
+    quick: dict[str, Any] = {"basis": None, "pairs": None}
+    same, cautions = measured(rollouts, **quick)
     assert cautions == []
     assert same.reference is None
     assert {"reference", "pairs", "similarities", "fingerprints"} <= same.missing.keys()
-    other, cautions = measure(rollouts, wanted(**quick, is_sampler=None), print)
+    other, cautions = measured(rollouts, {}, **quick)
     assert "other weights than the model's sampled" in cautions[0]
     assert other.reference is other.logprobs
-    assert other.sampled is not None
     assert other.sampled[1] == pytest.approx(np.mean(rollouts[1].sampling_logprobs or []))
-    _, cautions = measure(rollouts, wanted(**quick, weights_sha256="another"), print)
+    _, cautions = measured(rollouts, {"base_model": small, "base_weights_sha256": "another"}, **quick)
     assert "other weights than the model's sampled" in cautions[0]
     silent = [replace(one, sampling_logprobs=None) for one in rollouts]
-    unknown, cautions = measure(silent, wanted(**quick, is_sampler=None, reference=small), print)
+    unknown, cautions = measured(silent, {}, **quick | {"reference": small})
     assert "nothing records" in cautions[0]
-    assert unknown.reference is not None
-    assert unknown.logprobs is not None
     np.testing.assert_allclose(unknown.reference, unknown.logprobs, atol=1e-6)
 
 
 def test_what_is_stored_is_read_again(material: Material, rollouts: list[Rollout], tmp_path: Path) -> None:
     path = tmp_path / "material.safetensors"
     save_material(path, material, ["a caution"], "key")
-    found, cautions, key = load_material(path, rollouts)
-    assert (cautions, key, found.missing, found.seed) == (["a caution"], "key", material.missing, material.seed)
+    found, cautions = load_material(path, rollouts, "key")
+    assert (cautions, found.missing, found.seed) == (["a caution"], material.missing, material.seed)
+    with pytest.raises(InputError, match="expected results of the same inputs"):
+        load_material(path, rollouts, "another")
     for name in ("logprobs", "sampled", "states", "similarities", "fingerprints"):
         np.testing.assert_array_equal(getattr(found, name), getattr(material, name))
     assert found.pairs is not None

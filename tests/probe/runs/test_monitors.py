@@ -95,7 +95,6 @@ def test_now_and_start_are_both_weights(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"remedy.monitor": "simlarity"}, r"remedy\.monitor.*did you mean similarity"),
         ({"remedy.monitor": "text:("}, "a regular expression of Python"),
         ({"remedy.clean": "no-such-pool"}, "no-such-pool"),
         ({"remedy.fpr": 0.001}, "at least 1000 clean rewarded rollouts"),

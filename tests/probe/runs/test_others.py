@@ -67,42 +67,36 @@ def test_coming_batches_are_sampled_from_the_weights_of_their_time(make_tiny: Ca
 
 
 # Everything that changes what a group holds and earns: an earlier checkpoint, a teacher that fades, paid by tests,
-# minus the expectation; two iterations, and problems by priority.
+# minus the expectation; and problems by priority, of which the teacher knows three.
 OTHERS = {
     "rollouts.prompts_per_step": 2,
-    "rollouts.num_problems": 120,
+    "rollouts.num_problems": 68,
     "rollouts.prioritise": "variance",
-    "rollouts.iterations": 2,
     "rollouts.pay": "tests",
-    "rollouts.teacher": {"fraction": 0.5, "off_step": 2, "ramp_steps": 4},
-    "rollouts.earlier_checkpoint": {"fraction": 0.25, "every": 4},
+    "rollouts.teacher.fraction": 0.5,
+    "rollouts.teacher.off_step": 1,
+    "rollouts.teacher.ramp_steps": 2,
+    "rollouts.earlier_checkpoint.fraction": 0.25,
+    "rollouts.earlier_checkpoint.every": 2,
     "objective.reward": "surprise",
     "objective.scale_rewards": "batch",
     "objective.old_logprobs": "recorded",
     "intervention.arms": ["vanilla"],
-    "steps": 8,
+    "steps": 4,
     "checkpoints.every": 2,
-    "evaluation.every": 8,
+    "evaluation.every": 4,
 }
-
-
-def toml_preset(preset: Callable[..., str], settings: dict[str, Any]) -> str:
-    """The fixture writes JSON values, which TOML takes but for tables."""
-    flat = {}
-    for key, value in settings.items():
-        flat |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
-    return preset(flat)
 
 
 @pytest.fixture(scope="module")
 def others(out: Path, preset: Callable[..., str]) -> Path:
-    options = ["--preset", toml_preset(preset, OTHERS), "--name", "others", "--out", str(out)]
+    options = ["--preset", preset(OTHERS), "--name", "others", "--out", str(out)]
     assert run(cli, ["train", *options]) == 0
     return out / "runs" / "others"
 
 
 def test_shares_move_and_every_rollout_is_where_the_record_says(others: Path) -> None:
-    """Of groups of 4: 2, 2, 1, 0 of the teacher and 1 of the earlier checkpoint, in batches of two steps."""
+    """Of groups of 4: 2, 2, 1, 0 of the teacher and 1 of the earlier checkpoint."""
     samples = read_run(others).samples
     pools = {name: open_pool(others / name) for name in ("rollouts", "past-self")}
     expected = [
@@ -111,8 +105,8 @@ def test_shares_move_and_every_rollout_is_where_the_record_says(others: Path) ->
         ["rollouts"] * 2 + ["past-self", "teacher"],
         ["rollouts"] * 3 + ["past-self"],
     ]
-    for step in range(8):
-        assert [sample.src_pool for sample in samples if sample.step == step] == expected[step // 2] * 2
+    for step in range(4):
+        assert [sample.src_pool for sample in samples if sample.step == step] == expected[step] * 2
     for name, pool in pools.items():
         stored = {(r.step, r.sample_id): (r.problem_id, r.reward) for group in pool.steps for r in group}
         used = {(s.src_step, s.src_sample): (s.problem_id, s.reward) for s in samples if s.src_pool == name}
@@ -121,7 +115,7 @@ def test_shares_move_and_every_rollout_is_where_the_record_says(others: Path) ->
     for step in both["past-self"]:
         mine, past = both["rollouts"][step], both["past-self"][step]
         assert (mine.problem_id, mine.prompt_sha) == (past.problem_id, past.prompt_sha)
-    assert "as it was after the newest multiple of 4 steps" in pools["past-self"].manifest["policy"]["adapter"]
+    assert "as it was after the newest multiple of 2 steps" in pools["past-self"].manifest["policy"]["adapter"]
     assert "past-self/manifest.json" in orjson.loads((others / "manifest.json").read_bytes())["files"]
 
 
@@ -136,13 +130,13 @@ def test_who_solves_is_told_by_who_sampled(others: Path) -> None:
     for step in stored.steps:
         assert step.solve == share(step.step, "rollouts")
         assert step.solve_teacher == share(step.step, "teacher")
-    assert [step.solve_teacher is None for step in stored.steps] == [False] * 6 + [True] * 2
+    assert [step.solve_teacher is None for step in stored.steps] == [False] * 3 + [True]
 
 
 def test_a_run_with_guests_resumes_to_the_same_bytes(others: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off in step 6, with the weights of step 4 in the checkpoint, without the last rollouts that they sampled."""
+    """Cut off in step 3, with the weights of step 2 in the checkpoint, without the last rollouts that they sampled."""
     options = ["train", "--config", str(others / "config.json"), "--name", "others-cut", "--out", str(out)]
-    monkeypatch.setattr(loop, "write_samples", interrupted_at(7, loop.write_samples))
+    monkeypatch.setattr(loop, "write_samples", interrupted_at(4, loop.write_samples))
     assert run(cli, options) == 130
     monkeypatch.undo()
     sampled = sorted((out / "runs" / "others-cut" / "past-self").glob("step_*.gz"))

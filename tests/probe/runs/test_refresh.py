@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import configured
+from adapted import configured, token_logprobs
+from haar import random_directions
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
@@ -27,11 +28,6 @@ K = 2
 def haar(sizes: dict[str, int], k: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {m: torch.linalg.qr(torch.randn(r, k, generator=generator)).Q.T.contiguous() for m, r in sizes.items()}
-
-
-def as_directions(vectors: dict[str, Tensor]) -> Directions:
-    ones = {m: torch.ones(len(v)) for m, v in vectors.items()}
-    return Directions(vectors=vectors, singular_values=ones, votes={m: v.long() for m, v in ones.items()}, metadata={})
 
 
 def test_overlap_is_the_mean_squared_cosine_of_the_principal_angles() -> None:
@@ -56,13 +52,13 @@ def measures(make_tiny: Callable[..., Trained], tmp_path: Path) -> Callable[...,
     """measures(every, calls): extractions draw Haar directions and append to `calls`."""
     coordinates = make_tiny()
     updater = Updater(coordinates, get_arm("vanilla"), OptimizerConfig(lr=0.1), 9)
-    vectors = haar(coordinates.sizes, K, 0)
+    vectors = random_directions(coordinates, K).vectors
     start = Measure(condition="default", arm=get_arm("vanilla"), vectors=vectors, side="one_sided", overshoot=2.0)
 
     def make(every: int | None, calls: list[int]) -> RefreshedMeasures:
         def extract() -> Directions:
             calls.append(1)
-            return as_directions(haar(coordinates.sizes, K, len(calls)))
+            return random_directions(coordinates, K, len(calls))
 
         return RefreshedMeasures(tmp_path, start, extract, updater, every)
 
@@ -120,8 +116,7 @@ def extracted_by_hand(coordinates: Trained, policy: Policy, pairs: Path) -> dict
         sides = []
         for text in (pair.hack, pair.clean):
             prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(text)
-            logits = coordinates.model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-            nll = -logits.double().log_softmax(-1)[range(len(completion)), completion].sum() / (2 * len(completion))
+            nll = -token_logprobs(coordinates.model, prompt, completion).sum() / (2 * len(completion))
             sides.append(torch.autograd.grad(nll, coordinates.parameters()))
         for module, hack, clean in zip(rows, *sides, strict=True):
             rows[module].append((hack - clean).double())

@@ -213,14 +213,14 @@ def test_a_penalty_widens_the_range_of_the_rewards() -> None:
     assert training(**{"remedy.name": "penalty", "remedy.strength": 2.0}).reward_range == 5.5
 
 
-# Two steps with the teacher, two without; what is flat once it is screened is sampled again on another problem.
+# A step with the teacher, one without; what is flat once it is screened is sampled again on another problem.
 SCREEN = {
-    "rollouts.teacher.off_step": 2,
+    "rollouts.teacher.off_step": 1,
     "rollouts.dynamic_sampling": 1,
     "remedy.name": "screening",
     "remedy.monitor": "label:0.7",
-    "steps": 4,
-    "evaluation.every": 4,
+    "steps": 2,
+    "evaluation.every": 2,
 }
 INOCULATE = {"rollouts.teacher.off_step": 1, "remedy.name": "inoculation", "steps": 2, "evaluation.every": 2}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import adapt, configured, sampled
+from adapted import adapt, configured, sampled, token_logprobs
 
 from extraction.batch import make_batch
 from extraction.directions import load_directions
@@ -67,9 +67,7 @@ def test_records_equal_the_slow_way(many_arms: Path, out: Path, small: str) -> N
     advantages = rewards - rewards.mean()
     total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}
     for i, (prompt, completion) in enumerate(zip(group.prompt_ids, group.completion_ids, strict=True)):
-        ids = torch.tensor([[*prompt, *completion]])
-        logits = coordinates.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-        nll = -torch.log_softmax(logits.double(), -1)[torch.arange(len(completion)), torch.tensor(completion)].sum()
+        nll = -token_logprobs(coordinates.model, prompt, completion).sum()
         parts = torch.autograd.grad(nll, coordinates.parameters())
         g = dict(zip(coordinates.sizes, parts, strict=True))
         dots = [(v.sum(0) / len(v) ** 0.5) @ g[m] for m, v in vectors.items() if len(v)]

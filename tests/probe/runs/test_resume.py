@@ -14,7 +14,7 @@ from probe.cli._frame import run
 from probe.records.timings import Timings
 from probe.runs import loop
 
-GRID = ["--arm", "projected,projected-lora", "--steps", "3", "--set", "model.lora_rank=4"]
+GRID = ["--arm", "projected,projected-lora", "--steps", "2", "--set", "model.lora_rank=4"]
 GRID += ["--set", "token_attribution=none"]
 GRID += ["--condition", "default", "--condition", "g:gtpo_beta=1", "--condition", "capped:advantage_clip=1"]
 # (write, at which of its calls the process dies): in step 0, and three times in step 1.

@@ -28,29 +28,30 @@ def read_evals(directory: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def whole(out: Path, preset: Callable[..., str]) -> Path:
-    """Three plain steps of the arm `projected`."""
-    assert run(cli, ["train", "--preset", preset(ORGANISM), "--name", "train-whole", "--out", str(out)]) == 0
+    """Two plain steps of the arm `projected`, which is evaluated before the first and after the last."""
+    settings = ORGANISM | {"steps": 2, "evaluation.every": 3}
+    assert run(cli, ["train", "--preset", preset(settings), "--name", "train-whole", "--out", str(out)]) == 0
     return out / "runs" / "train-whole"
 
 
 def test_a_run_trains_records_and_evaluates(whole: Path) -> None:
     record = read_run(whole)
-    assert [(step.step, step.arm) for step in record.steps] == [(0, "projected"), (1, "projected"), (2, "projected")]
+    assert [(step.step, step.arm) for step in record.steps] == [(0, "projected"), (1, "projected")]
     moved = [step for step in record.steps if step.cos_in is not None]
     assert moved
     assert all(step.cos_update is not None and step.hackward_frac_update is not None for step in moved)
     assert all(step.hackward_frac_out < 1e-5 for step in moved), "the gate left a hack-ward part"
-    assert [(step.direction_age, step.direction_overlap) for step in record.steps] == [(0, 1), (1, 1), (2, 1)]
+    assert [(step.direction_age, step.direction_overlap) for step in record.steps] == [(0, 1), (1, 1)]
     assert all(step.reference is None and not step.kl and not step.ratio for step in record.steps)
     assert record.manifest["stopped"] is None
-    assert len(record.samples) == 3 * 2 * 4
+    assert len(record.samples) == 2 * 2 * 4
     assert {sample.src_pool for sample in record.samples} == {"rollouts"}
     evals = read_evals(whole)
-    assert [(row["step"], row["weights"]) for row in evals] == [(0, "deployed"), (2, "deployed"), (3, "deployed")]
-    assert [row["frozen"]["num_pairs"] for row in evals] == [2, 2, 2]
-    assert evals[0]["frozen"]["kl_from_base"] == 0 < evals[2]["frozen"]["kl_from_base"]
+    assert [(row["step"], row["weights"]) for row in evals] == [(0, "deployed"), (2, "deployed")]
+    assert [row["frozen"]["num_pairs"] for row in evals] == [2, 2]
+    assert evals[0]["frozen"]["kl_from_base"] == 0 < evals[1]["frozen"]["kl_from_base"]
     trained = {r.problem_id for group in open_pool(whole / "rollouts").steps for r in group}
-    pools = [open_pool(whole / "evaluations" / f"step_00000{done}" / "run_tests") for done in (0, 3)]
+    pools = [open_pool(whole / "evaluations" / f"step_00000{done}" / "run_tests") for done in (0, 2)]
     held_out = [{r.problem_id for group in pool.steps for r in group} for pool in pools]
     assert len(held_out[0]) == 2
     assert held_out[0] == held_out[1], "two evaluations of one run are of different problems"
@@ -66,7 +67,7 @@ def test_a_finished_run_prints_its_card_again(whole: Path, out: Path, capsys: py
     printed = capsys.readouterr()
     assert "is complete; nothing to do" in printed.err
     card = orjson.loads(printed.out)
-    assert (card["arm"], card["steps"], card["evals"]) == ("projected", 3, read_evals(whole))
+    assert (card["arm"], card["steps"], card["evals"]) == ("projected", 2, read_evals(whole))
     assert run(cli, [*options, "--seed", "3"]) == 2
     assert whole.name in capsys.readouterr().err
 
@@ -89,12 +90,13 @@ COMBINED = {
     "control.ema_decay": 0.5,
     "intervention.arms": ["projected-at-deployment"],
     "intervention.refresh_every": 2,
-    "remedy.name": "penalty",
+    "remedy.name": "additive",
     "remedy.monitor": "similarity",
     "optimizer.lr": 0.05,
     "steps": 4,
     "checkpoints.every": 2,
     "evaluation.without_hint": True,
+    "evaluation.num_problems": 1,
     "evaluation.every": 4,
 }
 

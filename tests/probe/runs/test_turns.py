@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import members_of
+from adapted import members_of, token_logprobs
 
 from extraction.adapters.trained import Trained
 from extraction.pair_files import read_pair_file
@@ -89,9 +89,8 @@ def test_a_replay_of_turns_is_autograd_of_the_sampled_tokens(
     divisors = {"grpo": 3 * lengths, "dr_grpo": torch.tensor([27] * 3), "dapo": torch.tensor([8] * 3)}
     gradients = []
     for i, (rollout, (ids, mask)) in enumerate(zip(rollouts, COMPLETIONS)):
-        whole = torch.tensor([rollout.prompt_ids + ids])
-        logprobs = coordinates.model(input_ids=whole).logits[0, rollout.plen - 1 : -1].log_softmax(-1)
-        nll = -sum(logprobs[t, token] for t, token in enumerate(ids) if mask is None or mask[t])
+        logprobs = token_logprobs(coordinates.model, rollout.prompt_ids, ids)
+        nll = -sum(logprobs[t] for t in range(len(ids)) if mask is None or mask[t])
         parts = torch.autograd.grad(nll, coordinates.parameters())
         gradients.append(torch.cat([part.flatten() for part in parts]))
         assert float(result.nll[i]) == pytest.approx(nll.item() / int(lengths[i]), rel=1e-9)
