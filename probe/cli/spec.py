@@ -101,7 +101,8 @@ def _described(spec: "Spec", spec_plan: dict[str, Any]) -> Iterator[str | Table]
         money = "no price_per_hour in [budget]"
         if price["money"] is not None:
             money = f"{price['money']:.2f} {price['currency']}"
-        yield f"\nCOST of {price['what']}: {price['runs']} runs, {price['hours']:.2f} hours, {money}\n  {price['source']}"
+        yield f"\nCOST of {price['what']}: {price['runs']} runs, {price['hours']:.2f} hours, {money}"
+        yield f"  {price['source']}"
 
 
 def _assigned(text: str) -> tuple[str, str | int]:
