@@ -137,8 +137,8 @@ def sweep(
 ) -> Text:
     """Run conditions x arms x seeds of SPEC (spec/NAME.toml), as far as its ceiling allows, through submitit.
 
-    A sweep that was killed continues. A run that failed is reported with its log, and the others go on; exit code 1
-    says so. Every job sees all GPUs: for one each, see `probe docs processes`. Example:
+    The GPUs of this machine are dealt out among the jobs. A sweep that was killed continues. A run that failed is
+    reported with its log, and the others go on; exit code 1 says so. Example:
 
       probe spec sweep spec/experiments/phase2.toml --jobs 2
     """
@@ -153,7 +153,7 @@ def sweep(
         yield from commands
         return commands
     refuse(input_faults(spec, out))
-    from probe.experiments.sweep import executor, has_failed
+    from probe.experiments.sweep import executor, has_failed, visible_gpus
     from probe.experiments.sweep import sweep as run_sweep
 
     def show(row: dict[str, str]) -> None:
@@ -166,6 +166,7 @@ def sweep(
         engine=executor(cluster, sweep_folder(spec, out) / "logs", options, num_jobs),
         num_jobs=num_jobs,
         launch=launch,
+        gpus=visible_gpus() if cluster == "local" else (),
         show=show,
     )
     if spec.settings["verb"] == "train":

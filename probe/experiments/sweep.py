@@ -19,6 +19,7 @@ from typing import Any
 
 from submitit import AutoExecutor
 from submitit.core.utils import FailedJobError, UncompletedJobError
+from submitit.helpers import Checkpointable
 
 from probe.experiments.jobs import (
     COMMAND,
@@ -40,6 +41,14 @@ POLL_S = 0.5  # seconds between polls of the jobs
 ERROR = "probe: error: "  # prefix of the line with a command's error
 MONTH_MIN = 30 * 24 * 60  # by default, submitit's local executor ends jobs after two minutes
 Row = dict[str, str]  # of state.json
+
+
+class Command(Checkpointable):
+    """Run a command in a separate process. If Slurm preempts the job, submitit requeues it and the command resumes."""
+
+    def __call__(self, command: Sequence[str]) -> int:
+        """Return the exit code."""
+        return subprocess.call(command)
 
 
 def executor(cluster: str, folder: Path, options: Mapping[str, Any], num_jobs: int) -> AutoExecutor:
@@ -70,6 +79,7 @@ def sweep(
     engine: Any,
     num_jobs: int = 1,
     launch: str = COMMAND,
+    gpus: Sequence[str] = (),
     show: Callable[[Row], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Run all unfinished jobs and return the table of state.json, including failed rows.
@@ -80,6 +90,7 @@ def sweep(
         engine: executor of submitit.
         num_jobs: number of jobs at a time.
         launch: the command line that starts a run, with the word {command}.
+        gpus: GPUs of this machine, divided among the jobs; empty: every job sees those of this process.
         show: called with the row of a job that starts, ends or is skipped.
 
     Raises:
@@ -100,8 +111,9 @@ def sweep(
             write_json(folder / STATE_FILE, table)
             show(rows[job.name])
 
+        places = [_dealt(gpus[slot % len(gpus) :: num_jobs] if gpus else ()) for slot in range(num_jobs)]
         for criterion, jobs in stages:
-            _run([job for job in jobs if rows[job.name]["status"] == "waiting"], engine, num_jobs, launch, changed)
+            _run([job for job in jobs if rows[job.name]["status"] == "waiting"], engine, places, launch, changed)
             if has_failed(table) and jobs is pools:
                 table["stopped"] = "a pool could not be generated"
             elif criterion is not None:
@@ -128,23 +140,41 @@ def _check_frozen(spec: Spec, out_dir: Path) -> None:
             raise InputError(run.directory, expected=f"a run under {spec.path} as it is now", found=found, fix=fix)
 
 
-def _run(jobs: Sequence[Job], engine: Any, num_jobs: int, launch: str, changed: Callable[..., None]) -> None:
-    """Run `num_jobs` of the jobs at a time and wait for all; an interrupt cancels running jobs."""
+def visible_gpus() -> list[str]:
+    """Return the GPUs that the sweep may use, named as in CUDA_VISIBLE_DEVICES."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name.strip()]
+    import torch  # takes seconds, and a cluster does not need it
+
+    return [*map(str, range(torch.cuda.device_count()))]
+
+
+def _dealt(gpus: Sequence[str]) -> list[str]:
+    """Return the words before a command that show it only these GPUs; none for all."""
+    return ["env", f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
+
+
+def _run(
+    jobs: Sequence[Job], engine: Any, places: Sequence[list[str]], launch: str, changed: Callable[..., None]
+) -> None:
+    """Run one job for each of `places`, words before its command, and wait for all; an interrupt cancels them."""
     left = [(job, command_of(job, launch, (sys.executable, "-m", "probe"))) for job in jobs]
-    running: list[tuple[Job, Any]] = []
+    running: dict[int, tuple[Job, Any]] = {}  # by place
     try:
         while left or running:
-            while left and len(running) < num_jobs:
+            for place in [place for place in range(len(places)) if place not in running][: len(left)]:
                 job, command = left.pop(0)
-                running.append((job, engine.submit(subprocess.call, command)))
+                running[place] = job, engine.submit(Command(), [*places[place], *command])
                 changed(job, status="running")
-            for job, submitted in [entry for entry in running if entry[1].done()]:
-                running.remove((job, submitted))
-                changed(job, **ended(job, submitted))
+            for place, (job, submitted) in [*running.items()]:
+                if submitted.done():
+                    del running[place]
+                    changed(job, **ended(job, submitted))
             if running:
                 time.sleep(POLL_S)
     finally:
-        for _, submitted in running:
+        for _, submitted in running.values():
             submitted.cancel()
 
 

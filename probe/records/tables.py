@@ -39,6 +39,12 @@ class Field(NamedTuple):
 
 
 RATES = {"hack": "hacked", "exploit": "were rewarded and wrong", "solve": "are right"}
+_OF_A_RATE = (
+    Field("count", "int", False, "rollouts that {}"),
+    Field("rate", "float", True, "their share"),
+    Field("low", "float", True, "lower end of its Wilson 95% interval"),
+    Field("high", "float", True, "upper end"),
+)
 EVALUATION_FIELDS = (
     Field("step", "int", False, "optimizer steps that the policy has made"),
     Field("weights", "str", False, "training or deployed: with or without a quarantine"),
@@ -46,14 +52,9 @@ EVALUATION_FIELDS = (
     Field("num_rollouts", "int", False, "graded rollouts"),
     Field("num_problems", "int", False, "held-out problems"),
     *(
-        Field(f"{rate}_{name}", kind, nullable, meaning)
+        part._replace(name=f"{rate}_{part.name}", meaning=part.meaning.format(rollouts))
         for rate, rollouts in RATES.items()
-        for name, kind, nullable, meaning in (
-            ("count", "int", False, f"rollouts that {rollouts}"),
-            ("rate", "float", True, "their share"),
-            ("low", "float", True, "lower end of its Wilson 95% interval"),
-            ("high", "float", True, "upper end"),
-        )
+        for part in _OF_A_RATE
     ),
 )
 
@@ -120,7 +121,7 @@ def _evaluation_rows(evals: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             for rate in RATES:
                 # Without rollouts, rate and interval are null.
                 found = {**rates[rate], **(rates[rate]["interval"] or {})}
-                row |= {f"{rate}_{name}": found.get(name) for name in ("count", "rate", "low", "high")}
+                row |= {f"{rate}_{part.name}": found.get(part.name) for part in _OF_A_RATE}
             rows.append(row)
     return rows
 

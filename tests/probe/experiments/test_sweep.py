@@ -26,7 +26,7 @@ from probe.cli.replay import replay
 from probe.experiments.jobs import COMMAND, command_of, input_faults, run_jobs, runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import ended, executor, has_failed, sweep
+from probe.experiments.sweep import Command, ended, executor, has_failed, sweep, visible_gpus
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import read_config
@@ -65,8 +65,10 @@ class Scripted:
         self.spec, self.out, self.codes = spec, out, {name.replace("_", "-"): code for name, code in codes.items()}
         self.launched: list[str] = []
         self.jobs: list[Ended] = []
+        self.gpus: list[str | None] = []
 
     def submit(self, function: object, command: Sequence[str]) -> Ended:
+        self.gpus.append(command[1].partition("=")[2] if command[0] == "env" else None)
         name = command[command.index("--name") + 1]
         self.launched.append(name)
         code = self.codes.get(name, 0)
@@ -173,7 +175,7 @@ def test_how_jobs_of_submitit_end(tiny: Callable[..., Spec], tmp_path: Path) -> 
     """One is refused its input, one is killed: both failed, with a reason and a log."""
     (job, *_) = run_jobs(tiny(), tmp_path)
     engine = executor("local", tmp_path / "logs", {}, 2)
-    refused = engine.submit(subprocess.call, [sys.executable, "-m", "probe", "replay", "--nonsense"])
+    refused = engine.submit(Command(), [sys.executable, "-m", "probe", "replay", "--nonsense"])
     killed = engine.submit(_die)
     rows = []
     for submitted in (refused, killed):
@@ -332,6 +334,20 @@ def print_jobs(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
         return capsys.readouterr().out.splitlines()
 
     return make
+
+
+def test_jobs_of_this_machine_share_out_its_gpus(
+    tiny: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each its own; more jobs than GPUs share them; without any, a job sees what its cluster gives it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-5,6,7")
+    spec, gpus = tiny(), visible_gpus()
+    for number, (num_jobs, given, expected) in enumerate(
+        [(2, gpus, {"4,6", "GPU-5,7"}), (1, gpus, {"4,GPU-5,6,7"}), (3, gpus[:1], {"4"}), (2, [], {None})]
+    ):
+        engine = Scripted(spec, tmp_path / str(number))
+        sweep(spec, tmp_path / str(number), engine=engine, num_jobs=num_jobs, gpus=given)
+        assert set(engine.gpus) == expected
 
 
 def test_runs_are_started_by_a_template(
