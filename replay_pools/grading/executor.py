@@ -176,7 +176,7 @@ class Worker:
                 slept = self._read(stream, answers, output, text, to_end=to_end, cpu_s=cpu_s)
                 exit_status, used_s, marker = self._kill()
                 # The rest of the pipe does not count, but it has to end: otherwise a process is still alive.
-                _drain(answers, None)
+                _drain(answers, bytearray())
                 if output is not None:
                     _drain(output, text)
         except BlockingIOError as error:
@@ -198,12 +198,9 @@ class Worker:
 
     def _start(self, job: dict[str, Any], stack: contextlib.ExitStack, capture: bool) -> tuple[int, int | None]:
         """Send a job; return the read ends of the answer pipe and (with `capture`) of stdout, which `stack` closes."""
-        read_ends, write_ends = [], []
-        for _ in range(1 + capture):
-            read_end, write_end = os.pipe()
-            stack.callback(os.close, read_end)
-            read_ends.append(read_end)
-            write_ends.append(write_end)
+        read_ends, write_ends = zip(*(os.pipe() for _ in range(1 + capture)), strict=True)
+        for descriptor in read_ends:
+            stack.callback(os.close, descriptor)
         try:
             # One file serves all jobs: the last reader is dead.
             self._file.seek(0)
@@ -299,7 +296,7 @@ def _too_busy(found: str) -> InputError:
     return InputError("grading", expected="a free CPU", found=found, fix=fix)
 
 
-def _drain(descriptor: int, text: bytearray | None) -> None:
+def _drain(descriptor: int, text: bytearray) -> None:
     """Read a pipe of dead processes to its end, and keep up to MAX_CAPTURE bytes in `text`.
 
     Raises:
@@ -307,8 +304,7 @@ def _drain(descriptor: int, text: bytearray | None) -> None:
     """
     os.set_blocking(descriptor, False)
     while data := os.read(descriptor, MAX_CAPTURE):
-        if text is not None:
-            text += data[: max(MAX_CAPTURE - len(text), 0)]
+        text += data[: MAX_CAPTURE - len(text)]
 
 
 def _read_marker(descriptor: int) -> str:
