@@ -243,13 +243,14 @@ def _stepped(
         summed: gives the gradient of sum_i scale_i (-sum_t W_it logp_it), from scale (G,).
     """
     totals = summed(weighting.scale)
-    if updater.quarantine is not None:
+    if (quarantine := updater.quarantine) is not None:
         # All rollouts move the quarantine, the unflagged ones the rest.
         flags = [flag for group in groups for flag in group.flagged or [False] * len(group.keys)]
         kept = summed(weighting.scale.masked_fill(torch.tensor(flags, device=batch.ids.device), 0.0))
-        for basis, modules in totals.items():
-            parted = {m: torch.where(updater.quarantine[m], g, kept[basis][m]) for m, g in modules.items()}
-            totals = {**totals, basis: parted}
+        totals = {
+            basis: {m: torch.where(quarantine[m], g, kept[basis][m]) for m, g in modules.items()}
+            for basis, modules in totals.items()
+        }
     if measure.arm.flat:
         totals = flattened(bases, batch, weighting.scale[:, None] * counted_weights(weighting, batch), totals)
     return totals

@@ -431,7 +431,7 @@ def test_a_number_that_is_not_finite_is_named_and_nothing_is_stepped(policy, gro
 
 def test_flagged_rollouts_move_the_quarantine_alone(policy, groups, batch: Batch) -> None:
     """By hand from per-sample gradients: one half of LoRA's columns sees all rollouts, the other the unflagged ones."""
-    coordinates, references = policy
+    coordinates, _ = policy
     if coordinates.basis != "lora":
         return
     flags = [True, False, False, False, False, True]
