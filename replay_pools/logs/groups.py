@@ -280,10 +280,20 @@ def without_failures(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
     return comparable([group for group in kept if group])
 
 
-def group_cautions(groups: Sequence[Group]) -> list[str]:
-    """Return what makes a log worth less than its size, in the order of weight."""
+def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
+    """Return what makes a log worth less than its size, in the order of weight.
+
+    Args:
+        groups: of the log.
+        least: the reward above which a rollout counts as passed; None: something else says what passed.
+    """
     notes: list[str] = []
-    groups = [group for group in groups if len(group) > 1] or [*groups]
+    rows = [row for group in groups for row in group]
+    rewards = [row.reward for row in rows if row.reward is not None]
+    num_least = rewards.count(least) if least is not None else len(rewards)
+    if len({*rewards}) > 2 and num_least < FEW * len(rewards):
+        said = f"{len(rewards) - num_least} of {len(rewards)} rollouts earn more than the least reward"
+        notes.append(LabelNote(f"{CAUTION}{said}, {least:g}, and count as passed (--map passed='COLUMN>NUMBER')"))
     sizes = Counter(map(len, groups))
     if set(sizes) == {1}:
         notes.append(f"{CAUTION}every group holds one rollout: all advantages are 0, nothing can be measured")
@@ -299,7 +309,6 @@ def group_cautions(groups: Sequence[Group]) -> list[str]:
         notes.append(LabelNote(CAUTION + said))
     elif flat:
         notes.append(LabelNote(f"{flat} of {len(groups)} groups have no reward variance, so no gradient"))
-    rows = [row for group in groups for row in group]
     for name, meaning in (("hacked", "hacks"), ("gt_pass", "is right")):
         unknown = [getattr(row, name) for row in rows].count(None)
         if unknown == len(rows):
@@ -312,12 +321,3 @@ def group_cautions(groups: Sequence[Group]) -> list[str]:
         said = f"every rollout {word}: there is no contrast between hacks and clean answers"
         notes.append(LabelNote(CAUTION + said))
     return notes
-
-
-def few_at_least(rewards: Sequence[float], least: float) -> list[str]:
-    """Return a caution if few rollouts have the least of several rewards, above which a rollout counts as passed."""
-    num_least = rewards.count(least)
-    if len({*rewards}) < 3 or num_least >= FEW * len(rewards):
-        return []
-    said = f"{len(rewards) - num_least} of {len(rewards)} rollouts earn more than the least reward"
-    return [LabelNote(f"{CAUTION}{said}, {least:g}, and count as passed (--map passed='COLUMN>NUMBER')")]

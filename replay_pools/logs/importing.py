@@ -47,7 +47,6 @@ from replay_pools.logs.formats import (
 from replay_pools.logs.groups import (
     Group,
     check_comparable,
-    few_at_least,
     group_cautions,
     group_rollouts,
     name_problems,
@@ -162,10 +161,8 @@ def check_log(
     chosen, groups, scale, more = rewarded(groups, chosen, reader.columns, given, rows.source)
     groups, alone = without_failures(groups)
     more += alone
-    rewards = [one.reward for group in groups for one in group if one.reward is not None]
-    least = least_reward({*rewards}, is_ours=kind.name in PAYS_AS_WE)
-    if least is not None and "passed" not in chosen:
-        more += few_at_least(rewards, least)
+    rewards = {one.reward for group in groups for one in group if one.reward is not None}
+    least = least_reward(rewards, is_ours=kind.name in PAYS_AS_WE)
     return CheckedLog(
         rows=rows,
         reader=reader,
@@ -177,7 +174,7 @@ def check_log(
         left_out=left_out,
         least=least,
         scale_rewards=scale,
-        notes=[*notes, *more, *group_cautions(groups)],
+        notes=[*notes, *more, *group_cautions(groups, None if "passed" in chosen else least)],
     )
 
 
