@@ -253,7 +253,7 @@ def answer(blocks: Text, as_json: bool) -> int:
             block = next(blocks)
         except StopIteration as end:
             value, failed = end.value if isinstance(end.value, Checked) else (end.value, False)
-            if as_json:
+            if as_json and value is not None:  # of several processes, the first one speaks
                 echo_json(value() if callable(value) else value)
             return int(failed)
         if as_json:

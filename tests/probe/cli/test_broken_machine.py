@@ -9,9 +9,6 @@ import pytest
 from directories import contents
 from terminals import on_a_terminal
 
-from probe.cli import cli
-from probe.cli._frame import run
-
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 WRITERS = {
@@ -25,21 +22,11 @@ WRITERS = {
 }
 
 
-def one_line(error: str) -> str:
-    """The error, which is one line, the last."""
-    lines = [line for line in error.splitlines() if line.startswith("probe: error: ")]
-    assert len(lines) == 1, error
-    assert error.rstrip().endswith(lines[0])
-    assert "Traceback" not in error
-    return lines[0]
-
-
 @pytest.mark.parametrize("args", WRITERS.values(), ids=WRITERS)
-def test_a_folder_that_cannot_be_written(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written(args: list[str], refused) -> None:
     """Below a file, or where nobody may create anything, root or not."""
     place = "/dev/null/out" if args[0] == "train" else "/proc/out"
-    assert run(cli, [*args, "--out", place]) == 2
-    assert place in one_line(capsys.readouterr().err)
+    assert place in refused(*args, root=place)
 
 
 IN_A_SMALL_DISK = """
@@ -84,7 +71,9 @@ def test_a_full_disk_loses_nothing(out: Path, replay, quick: list[str], tmp_path
         pytest.skip("this machine gives no mount namespace for a small disk")
     first, _, after = log.read_text().partition("exit code ")
     assert after.startswith("2 "), log.read_text()
-    assert "No space left on device" in one_line(first)
+    (line,) = [line for line in first.splitlines() if line.startswith("probe: error: ")]
+    assert "No space left on device" in line
+    assert "Traceback" not in first
     assert code == 0, after
     assert "step_000.cos.jsonl.gz" in after, "the disk was full at another time"
     assert contents(copy) == contents(whole)

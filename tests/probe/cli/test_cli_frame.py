@@ -72,15 +72,11 @@ def test_help_lists_the_verbs_in_sections(capsys: pytest.CaptureFixture[str]) ->
     assert {"generate", "import", "verify", "show", "regrade"} <= set(capsys.readouterr().out.split())
 
 
-def command(function: Callable[[], object]) -> click.Command:
-    return click.Command("boom", callback=function)
-
-
 def raises(error: BaseException) -> click.Command:
     def callback() -> None:
         raise error
 
-    return command(callback)
+    return click.Command("boom", callback=callback)
 
 
 ERRORS: list[tuple[BaseException, int, str]] = [
@@ -145,15 +141,16 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.wait() == 1
 
 
-def call(capsys: pytest.CaptureFixture[str], pool: Pool, *args: str, code: int = 0) -> str:
-    """Standard output of `probe pool ARGS --out ...` at the root of `pool`."""
-    assert run(cli, ["pool", *args, "--out", str(pool.path.parent.parent)]) == code
-    return capsys.readouterr().out
+@pytest.fixture
+def call(probe: Callable[..., tuple[str, str]], fake_pool: Pool) -> Callable[..., str]:
+    """call(verb, *options) -> standard output of `probe pool VERB fake`."""
+    root = fake_pool.path.parent.parent
+    return lambda verb, *options, **code: probe("pool", verb, "fake", *options, root=root, **code)[0]
 
 
-def test_show_counts_what_is_there(capsys: pytest.CaptureFixture[str], fake_pool: Pool) -> None:
+def test_show_counts_what_is_there(call, fake_pool: Pool) -> None:
     """Against counts made by hand: 6 hacks and 2 solves (1 both) in 12; the group without variance has sign 0."""
-    shown = json.loads(call(capsys, fake_pool, "show", "fake", "--json"))
+    shown = json.loads(call("show", "--json"))
     rates = shown["modes"]["run_tests"]["rates"]
     counts = {name: part["count"] for name, part in rates.items()}
     assert counts == {"hacked": 6, "gt_pass": 2, "passed": 7, "exploited": 5, "fmt_ok": 12}
@@ -173,18 +170,18 @@ def test_show_counts_what_is_there(capsys: pytest.CaptureFixture[str], fake_pool
         (True, True, False, "0"): 4,
         (True, True, True, "+"): 1,
     }
-    text = call(capsys, fake_pool, "show", "fake")
+    text = call("show")
     assert str(fake_pool.path) in text, "what was resolved has to be printed"
     assert "exploited" in text
 
 
-def test_verify_exits_with_the_verdict(capsys: pytest.CaptureFixture[str], fake_pool: Pool) -> None:
+def test_verify_exits_with_the_verdict(call, fake_pool: Pool) -> None:
     """0 and `ok` for a sound pool, 1 and the fault for a damaged one, in text and in JSON."""
-    assert "3 steps, 12 rollouts: ok" in call(capsys, fake_pool, "verify", "fake")
+    assert "3 steps, 12 rollouts: ok" in call("verify")
     path = fake_pool.path / "step_001.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-9])
-    assert "fault: " in call(capsys, fake_pool, "verify", "fake", code=1)
-    report = json.loads(call(capsys, fake_pool, "verify", "fake", "--json", code=1))
+    assert "fault: " in call("verify", code=1)
+    report = json.loads(call("verify", "--json", code=1))
     assert len(report["faults"]) == 1
     assert "step_001.jsonl.gz" in report["faults"][0]
 

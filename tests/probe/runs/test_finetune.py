@@ -242,7 +242,7 @@ def test_a_pool_of_another_tokenizer_or_without_the_label_is_refused(policy: Pol
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        (["--flavours", "pas"], "flavours: "),
+        (["--mode", "none"], "mode none: "),
         (["--rank", "100000"], "LoRA rank"),
     ],
 )
