@@ -72,7 +72,7 @@ def detect(
     from probe.runs.detect import PAIRS, detected  # brings torch
 
     names = ("labels", "label", "reference", "name", "mapping", "format_name", "skip_bad", "limit")
-    options = {name: given[name] for name in names}
+    options: dict[str, Any] = {name: given[name] for name in names}
     options |= {"detectors": _split(detectors), "basis": None if no_gradients else basis, "out": out}
     label = given["label"]
     found = detected(rollouts, config, keys, say, **options)
