@@ -4,6 +4,8 @@ import re
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,14 +73,14 @@ def detect(
     check_names((), config.intervention.extraction.pairs, out)
     from probe.runs.detect import PAIRS, detected  # brings torch
 
-    names = ("labels", "label", "reference", "name", "mapping", "format_name", "skip_bad", "limit")
+    names, label = ("label", "reference", "name", "mapping", "format_name", "skip_bad", "limit"), given["label"]
     options: dict[str, Any] = {name: given[name] for name in names}
     options |= {"detectors": _split(detectors), "basis": None if no_gradients else basis, "out": out}
-    label = given["label"]
-    found = detected(rollouts, config, keys, say, **options)
+    detect_by: Callable[..., Detected] = partial(detected, rollouts, config, keys, **options)
+    found = detect_by(say, labels=given["labels"])
     if label is not None and given["labels"] is None and sys.stdin.isatty() and not as_json:
         file = _asked(found)
-        found = detected(rollouts, config, keys, lambda _: None, **options | {"labels": file})
+        found = detect_by(lambda _: None, labels=file)
     if as_json:
         echo_json(found.to_json() | {"rollouts": found.rows()})
         return
