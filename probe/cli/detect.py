@@ -3,7 +3,8 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,13 +59,14 @@ def detect(rollouts: str, detectors: str | None, basis: Basis, no_gradients: boo
     check_names((), config.intervention.extraction.pairs, out)
     from probe.runs.detect import PAIRS, detected  # brings torch
 
-    names = ("labels", "label", "reference", "name", "mapping", "format_name", "skip_bad", "limit")
-    options = {name: given[name] for name in names}
+    names, label = ("label", "reference", "name", "mapping", "format_name", "skip_bad", "limit"), given["label"]
+    options: dict[str, Any] = {name: given[name] for name in names}
     options |= {"detectors": _split(detectors), "basis": None if no_gradients else basis, "out": out}
-    label, is_json = given["label"], click.get_current_context().params["as_json"]
-    found = detected(rollouts, config, keys, say, **options)
+    detect_by: Callable[..., Detected] = partial(detected, rollouts, config, keys, **options)
+    found = detect_by(say, labels=given["labels"])
+    is_json = click.get_current_context().params["as_json"]
     if label is not None and given["labels"] is None and sys.stdin.isatty() and not is_json:
-        found = detected(rollouts, config, keys, lambda _: None, **options | {"labels": _asked(found)})
+        found = detect_by(lambda _: None, labels=_asked(found))
     yield from _described(found)
     if label is not None and "audit" not in found.families:
         counts = Counter(stratum for _, stratum in found.drawn)

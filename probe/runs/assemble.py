@@ -126,7 +126,6 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
         reward_range=config.reward_range,
         attributed=partial(_attributed, config),
         pieces=pieces,
-        world=world,
         is_off_policy=config.remedy is not None and config.remedy.is_off_policy,
         training=training,
     )

@@ -237,8 +237,6 @@ def detected(
     Raises:
         InputError: as in `detect`.
     """
-    from probe.runs.material import load_material, measure, save_material  # the model's library
-
     refuse(
         [
             InputError(f"--set {key}", expected=f"settings of {', '.join(ACTING)}", found="one that detects nothing")
@@ -262,13 +260,15 @@ def detected(
     shape = [pool.identity()["manifest_sha256"], asdict(config), reference, basis]
     shape.append(None if pairs is None else pairs_sha(pairs))
     directory = out / "detect" / (name or default_name(pool.name, shape))
+    from probe.runs.material import load_material, measure, save_material  # torch: after what is refused without it
+
     with locked(directory):
         path, key = directory / MATERIAL, default_name("material", shape)
         found = load_material(path, rollouts, key) if path.is_file() else None
         if found is None:
             sampled_by = pool.manifest["policy"] if log is None and pool.manifest.get("log") is None else {}
-            kept: dict[str, Any] = {"basis": basis, "reference": reference, "cache": out / "cache"}
-            found = measure(rollouts, config, pairs, sampled_by, say=say, **kept)
+            cache = out / "cache"
+            found = measure(rollouts, config, pairs, sampled_by, basis=basis, reference=reference, cache=cache, say=say)
             save_material(path, *found, key)
         material, cautions = found
         columns = {} if log is None else _columns(names, log, places, rollouts)

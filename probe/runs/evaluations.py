@@ -46,10 +46,10 @@ from probe.runs.assemble import configured_policy
 from probe.runs.heldout import HeldOut, Weights, evaluate, hold_out
 from probe.runs.monitors import Monitor
 from probe.runs.policies import finished_training
+from probe.runs.training_inputs import TrainingInputs
 from probe.runs.trusted import mean_cca, moved_directions
 from probe.settings.run import EvalConfig
 from probe.settings.words import ALL
-from probe.step.distributed import SOLO, World
 from probe.step.projection import haar_hackward_quantile, sample_cosines
 from probe.step.update import Updater
 from replay_pools.base.errors import InputError
@@ -114,30 +114,27 @@ class Evaluator:
     """Evaluator after 0, `every`, 2 `every`, ... and the last optimizer step, each once, also after a resume.
 
     Args:
+        inputs: settings of the evaluations; all ranks take part, and rank 0's results count.
         directory: the run.
         held_out: samples from the policy in training.
         updater: the policy's updater.
         frozen: the frozen probe batch; None without held-out pairs.
         monitor: of the remedy, compared with the labels of every evaluation; None without one.
-        every: steps between evaluations.
-        say: called with a line about every new evaluation.
-        world: the ranks, which all take part; rank 0's results count.
     """
 
     def __init__(
         self,
+        inputs: TrainingInputs,
         directory: Path,
         held_out: HeldOut,
         updater: Updater,
         frozen: FrozenBatch | None,
         monitor: Monitor | None,
-        every: int,
-        say: Callable[[str], None],
-        world: World = SOLO,
     ) -> None:
         self._directory, self._held_out, self._updater, self._frozen = directory, held_out, updater, frozen
-        self._monitor, self._every, self._say, self._world = monitor, every, say, world
-        self._rows = world.on_main(lambda: read_evals(directory))
+        self._monitor, self._every = monitor, inputs.config.evaluation.every
+        self._say, self._world = inputs.say, inputs.world
+        self._rows = self._world.on_main(lambda: read_evals(directory))
 
     def __call__(self, done: int, last: bool) -> float | None:
         """Evaluate the policy after `done` steps, if an evaluation is due and missing.

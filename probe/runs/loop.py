@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, StepRecord
@@ -32,16 +33,13 @@ from probe.records.run import (
     write_steps,
     write_tokens,
 )
-from probe.records.timings import Timings
 from probe.runs.control import TrainingState, passed, warnings_of
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces, sample_records, solve_share, step_record, token_records
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
 from probe.settings.loss import LossSettings
-from probe.settings.training import CheckpointConfig
 from probe.step.additivity import summarise_additivity
 from probe.step.bases import Bases
-from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource
 from probe.step.reference import References
 from probe.step.step import Measure, train_step
@@ -49,6 +47,9 @@ from replay_pools.base.files import remove_leftovers, write_sealed
 from replay_pools.base.terminal import report
 from replay_pools.policy.adapters import START, copy_adapter
 from replay_pools.rollout import REWARD_RANGE
+
+if TYPE_CHECKING:
+    from probe.runs.inputs import Inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,40 +67,34 @@ class Setup:
     # Picks the measure of a step to split over tokens; None: none.
     attributed: Callable[[int, Sequence[Measure]], Measure | None] = lambda step, measures: None
     pieces: Pieces | None = None  # token texts for those records
-    world: World = SOLO  # all ranks; they split the steps unless `bases.world` splits each step's samples
     in_update: Callable[[], AbstractContextManager[object]] = nullcontext  # open while a step is computed
     is_off_policy: bool = False  # a remedy changes prompts or activations in the update only
     training: TrainingState | None = None  # state of the only arm and loss variant; None: frozen weights
 
 
 def run_steps(
+    inputs: "Inputs[Any]",
     directory: Path,
     source: GroupSource,
     setup: Setup,
-    *,
     done: Sequence[StepRecord],
-    timings: Timings,
-    checkpoints: CheckpointConfig | None = None,
-    before_step: Callable[[int, bool], None] = lambda done, last: None,
-    say: Callable[[str], None] = lambda text: None,
+    before_step: Callable[[int, bool], None],
 ) -> None:
     """Run the remaining steps, then write the manifest.
 
     Args:
+        inputs: how often to write the training state, and who is told of steps beyond the bound of a warning.
         directory: the run.
         source: the groups of every step.
         setup: everything that the steps share.
         done: the existing step records, from `probe.runs.resume.open_run`.
-        timings: records the seconds of every step.
-        checkpoints: how often to write the training state; default: after every step.
         before_step: called with the number of finished steps, before every step and after the last (True). It is
             called again after a resume and must not repeat its work.
-        say: called with a line for every training step beyond the bound of a warning.
     """
     records, training = list(done), setup.training
     first = 1 + max((record.step for record in records), default=-1)
-    checkpoints = checkpoints or CheckpointConfig()
-    world, at_a_time = setup.world, setup.world.size // setup.bases.world.size
+    # Ranks split the steps unless they split the samples of each step.
+    world, at_a_time = inputs.world, inputs.world.size // setup.bases.world.size
     if training is not None:
         # `steps.jsonl` may be ahead of the newest checkpoint; the steps after it are repeated with the same bytes.
         world.on_main(partial(drop_checkpoints, directory, first))
@@ -121,13 +116,13 @@ def run_steps(
         if training is not None:
             for row in new:
                 for name, (value, bound) in passed(row).items():
-                    say(f"WARNING step {row.step}: {name} {value:.4g} above {bound:g}")
+                    inputs.say(f"WARNING step {row.step}: {name} {value:.4g} above {bound:g}")
             # Ranks that drift apart would silently average gradients of different policies.
             world.check_equal(training.updater.trained.values(), f"coordinates after step {step}")
         if world.is_main:
             # A broken training step has no records and does not count as done.
             num_done = step + bool(new)
-            is_due = num_done % checkpoints.every == 0 or num_done == source.num_steps
+            is_due = num_done % inputs.config.checkpoints.every == 0 or num_done == source.num_steps
             if training is not None and (is_due or training.stopped):
                 save_checkpoint(directory, num_done, training)
             write_steps(directory, records)
@@ -136,7 +131,7 @@ def run_steps(
                 drop_checkpoints(directory, num_done)
             seconds = (time.monotonic() - start) / len(steps)
             for recorded in steps:
-                timings.write_step(directory, recorded, seconds)
+                inputs.timings.write_step(directory, recorded, seconds)
         report("steps", steps.stop, source.num_steps)
     before_step(1 + max((record.step for record in records), default=-1), True)
     if world.is_main:

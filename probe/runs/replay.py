@@ -128,16 +128,7 @@ def run_replay(
         if last and config.lookahead is not None and world.is_main:
             look_ahead(config, policy, setup, source, directory, say)
 
-    run_steps(
-        directory,
-        source,
-        setup,
-        done=done,
-        timings=inputs.timings,
-        checkpoints=config.checkpoints,
-        before_step=look,
-        say=say,
-    )
+    run_steps(inputs, directory, source, setup, done, look)
 
 
 def with_remedy(

@@ -119,8 +119,8 @@ def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None,
             hint=rollouts.hint,
             group=rollouts.group,
         )
-        sampler, every = HeldOut(maker, inputs.held_out, config, world), config.evaluation.every
-        evaluator = Evaluator(directory, sampler, training.updater, frozen, monitor, every, say, world)
+        sampler = HeldOut(maker, inputs.held_out, config, world)
+        evaluator = Evaluator(inputs, directory, sampler, training.updater, frozen, monitor)
         with open_source(inputs, maker, training.past, directory, sampling, monitor) as (source, finish_pools):
 
             def before_step(num_done: int, last: bool) -> None:
@@ -129,16 +129,7 @@ def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None,
                 if last:
                     finish_pools(math.ceil(num_done / rollouts.iterations))
 
-            run_steps(
-                directory,
-                source,
-                setup,
-                done=done,
-                timings=timings,
-                checkpoints=config.checkpoints,
-                before_step=before_step,
-                say=say,
-            )
+            run_steps(inputs, directory, source, setup, done, before_step)
 
 
 def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup) -> tuple[Setup, Sampling]:
@@ -165,10 +156,11 @@ def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup) -> tuple[Set
 def _check_grader(inputs: TrainingInputs, grader: Grader, engine: Engine) -> None:
     """Grade the known answers of every problem and report their rewards; all ranks get rank 0's limits."""
     if inputs.world.is_main:
+        # First, because the worker of the canary's last submissions then also grades the rollouts.
+        inputs.say(check_pay(inputs.config, grader, inputs.problems.listed, engine.chat))
         # Problems repeat over batches; check each once.
         distinct = {problem.problem_id: problem for problem in chain(inputs.held_out, inputs.problems.listed)}
         canary(grader, distinct.values())
-        inputs.say(check_pay(inputs.config, grader, inputs.problems.listed, engine.chat))
     grader.limits = inputs.world.broadcast(grader.limits)
 
 

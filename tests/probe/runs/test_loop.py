@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.training import CheckpointConfig, ControlConfig, Limits, OptimizerConfig
 from probe.step.bases import Bases
+from probe.step.distributed import SOLO
 from probe.step.groups import Group, RolloutKey, make_group
 from probe.step.reference import References
 from probe.step.step import Measure
@@ -98,16 +100,11 @@ def make_run(make_tiny: Callable[..., Trained], make_rollout: Callable[..., Roll
             grams={},
             training=training,
         )
-        run_steps(
-            directory,
-            HandMade(make_rollout, case.wild_step),
-            setup,
-            done=open_run(directory, {"settings": SETTINGS, "case": repr(case)}),
-            timings=Timings(),
-            checkpoints=case.checkpoints,
-            before_step=before_step,
-            say=say,
+        told = SimpleNamespace(
+            config=SimpleNamespace(checkpoints=case.checkpoints), world=SOLO, timings=Timings(), say=say
         )
+        done = open_run(directory, {"settings": SETTINGS, "case": repr(case)})
+        run_steps(told, directory, HandMade(make_rollout, case.wild_step), setup, done, before_step)  # pyright: ignore
         return training
 
     return make

@@ -123,23 +123,22 @@ def combined(out: Path, preset: Callable[..., str]) -> tuple[Path, list[str]]:
 def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
     combined: tuple[Path, list[str]], out: Path, tmp_path: Path
 ) -> None:
-    """Started by --config from the other run, killed inside a random write before its first step is recorded, again
-    inside the save of the first checkpoint, and resumed: rollouts, evaluations, records, directions, adapters and
-    checkpoint are those of the run that was never killed.
+    """Started by --config from the other run, killed inside a random write from the first checkpoint on, and resumed:
+    rollouts, evaluations, records, directions, adapters and checkpoint are those of the run that was never killed.
+
+    Before the first checkpoint: tests/server/test_prefetch.py and test_loop.py.
     """
     whole, written = combined
-    early = written[: written.index(".steps.jsonl")]
-    assert {".config.json", "rollouts/.step_000.jsonl.gz", ".evals.jsonl"} <= {*early}
-    points = [random.choice(early), "checkpoint/.step_000002.pt"]
+    first = written.index("checkpoint/.step_000002.pt")
+    point = random.choice(sorted({*written[first:]} - {*written[:first]}))
     options = ["train", "--config", str(whole / "config.json"), "--name", "combined-killed", "--out", str(out)]
     directory = out / "runs" / "combined-killed"
-    for point in points:
-        process = processes.start(KILLER, f"combined-killed/{point}", *options, log=tmp_path / "log")
-        assert processes.finish(process) == -signal.SIGKILL, f"{point}: {(tmp_path / 'log').read_text()}"
-        assert not (directory / "manifest.json").exists(), "a run that died must not look complete"
-        assert any(directory.rglob(".*.tmp")), f"{point}: not killed inside the write"
-    assert run(cli, options) == 0, f"killed at {points}"
-    assert contents(directory) == contents(whole), f"killed at {points}"
+    process = processes.start(KILLER, f"combined-killed/{point}", *options, log=tmp_path / "log")
+    assert processes.finish(process) == -signal.SIGKILL, f"{point}: {(tmp_path / 'log').read_text()}"
+    assert not (directory / "manifest.json").exists(), "a run that died must not look complete"
+    assert any(directory.rglob(".*.tmp")), f"{point}: not killed inside the write"
+    assert run(cli, options) == 0, f"killed at {point}"
+    assert contents(directory) == contents(whole), f"killed at {point}"
     hashed = read_json(whole / "manifest.json")["files"].keys()
     adapters = {f"{name}/adapter_model.safetensors" for name in ("adapter", "adapter-training")}
     pools = {f"{name}/manifest.json" for name in ("rollouts", "evaluations/step_000004-training/run_tests-no-hint")}
