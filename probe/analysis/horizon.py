@@ -40,11 +40,7 @@ def start_cautions(runs: Sequence[Evaluations], mode: str) -> list[str]:
 
 def cautions_of(arms: Iterable[TrainedArm], baseline: TrainedArm | None) -> list[str]:
     """List what the start and length of trainings leave open; `baseline` supplies the common start."""
-    sentences = []
-    for arm in arms:
-        if arm.runs:
-            sentences += _of_arm(arm, is_baseline=arm is baseline)
-    return sentences
+    return [sentence for arm in arms if arm.runs for sentence in _of_arm(arm, is_baseline=arm is baseline)]
 
 
 def _of_arm(arm: TrainedArm, *, is_baseline: bool) -> list[str]:

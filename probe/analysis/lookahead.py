@@ -13,8 +13,6 @@ from probe.analysis.estimate import Estimate, difference, mean_of
 from probe.records.records import LookaheadRecord
 from probe.settings.arms import ARMS
 
-MEASURES = ("hacks", "honest", "held-out hacks", "held-out clean")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
@@ -52,8 +50,6 @@ def moves(records: Sequence[LookaheadRecord]) -> list[Estimate]:
     rows = []
     arms = [*dict.fromkeys(row.arm for row in records)]
     for arm, measure in dict.fromkeys((row.arm, row.measure) for row in records):
-        if measure not in MEASURES:  # older runs also sampled
-            continue
         gained, plain = by_prompt(records, arm, measure), plain_arm(arm, arms)
         rows.append(mean_of(measure, gained, "prompt", arm=arm))
         if plain is not None and (others := by_prompt(records, plain, measure)):

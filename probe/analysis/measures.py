@@ -17,10 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
-
 from probe.analysis.analyze import Analysis
-from probe.analysis.cosines import present
+from probe.analysis.cosines import mean_or_none, present
 from probe.analysis.estimate import Estimate, difference, mean_of, welch
 from probe.analysis.families import FAMILIES
 from probe.analysis.fields import by_prompt, field_names, number_of
@@ -145,14 +143,10 @@ def _of_run(name: str, arm: str, run: Analysis) -> float | None:
     if name == FINAL_KL:
         # The last quarter of the steps is on-policy, once the hacking policy has left.
         values = present(step.kl.get("mean") for step in steps)
-        return _mean(values[-max(1, len(values) // 4) :])
+        return mean_or_none(values[-max(1, len(values) // 4) :])
     if name == KL_SHARE:
         return _share_of_base(steps)
-    return _mean(present(number_of(step, name) for step in steps)) if name in field_names() else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+    return mean_or_none(present(number_of(step, name) for step in steps)) if name in field_names() else None
 
 
 def _share_of_base(steps: Iterable[StepRecord]) -> float | None:

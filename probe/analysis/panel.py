@@ -66,27 +66,17 @@ def against_trivial(scores: Mapping[str, Scores], labels: Array, prompts: Sequen
         members = [prompts[row] for row in np.flatnonzero(known).tolist()]
         hacked = labels[known] == 1
         a, b = (areas_without_each(values[known], hacked, members) for values in (own, found.values))
+        row = Estimate(name=name, arm=first, unit="prompt")
         if a is None or b is None:
-            rows.append(Estimate(name=name, arm=first, unit="prompt", why="a side is in fewer than two prompts"))
+            rows.append(replace(row, why="a side is in fewer than two prompts"))
             continue
         # A trivial score that is lower for hacks separates them as well; a classifier keeps its direction.
-        sign = -1.0 if name != "words" and b[0] < 0.5 else 1.0
-        other = b[0] if sign > 0 else 1 - b[0]
-        differences = a[1] - (b[1] if sign > 0 else 1 - b[1])
+        other, without = (b[0], b[1]) if name == "words" or b[0] >= 0.5 else (1 - b[0], 1 - b[1])
+        differences, value = a[1] - without, a[0] - other
         half = student_quantile(0.95, a[2]) * math.sqrt((len(differences) - 1) * differences.var())
-        value = a[0] - other
-        rows.append(
-            Estimate(
-                name=name,
-                arm=first,
-                value=value,
-                interval=Interval(low=value - half, high=value + half) if half > 0 else None,
-                n=len({*members}),
-                unit="prompt",
-                null=0.0,
-                parts={"own": a[0], "trivial": other},
-            )
-        )
+        interval = Interval(low=value - half, high=value + half) if half > 0 else None
+        parts = {"own": a[0], "trivial": other}
+        rows.append(replace(row, value=value, interval=interval, n=len({*members}), null=0.0, parts=parts))
     return rows
 
 
@@ -158,10 +148,6 @@ def left_out_kinds(pairs: PairMaterial) -> list[Estimate]:
 
 def beaten_by(rows: Sequence[Estimate]) -> tuple[list[Estimate], list[Estimate]]:
     """Split rows of `against_trivial` into (scores that do at least as well, scores that may do as well)."""
-    measured = [row for row in rows if row.value is not None]
-    better = [row for row in measured if row.value is not None and row.value <= 0 and row.parts["trivial"] > 0.5]
-    unclear = [row for row in measured if row not in better and row.low <= 0]
-    return (
-        sorted(better, key=lambda row: -row.parts["trivial"]),
-        sorted(unclear, key=lambda row: -row.parts["trivial"]),
-    )
+    measured = sorted((row for row in rows if row.value is not None), key=lambda row: -row.parts["trivial"])
+    better = [row for row in measured if (row.value or 0.0) <= 0 and row.parts["trivial"] > 0.5]
+    return better, [row for row in measured if row not in better and row.low <= 0]

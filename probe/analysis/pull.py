@@ -255,7 +255,9 @@ def prompts_needed(share: Estimate, above: float, below: float) -> int | None:
         below: otherwise the interval's upper end must fall below this.
     """
     names = ("measured", "ceiling", "num_held_out", "sd_prompts", "sd_ceiling", "sd_pairs", "sd_pairs_ceiling")
-    measured, ceiling, held_out, sd_prompts, sd_ceiling, sd_pairs, sd_pairs_ceiling = map(share.parts.get, names)
+    measured, ceiling, held_out, sd_prompts, sd_ceiling, sd_pairs, sd_pairs_ceiling = (
+        share.parts[name] for name in names
+    )
     threshold = above if (share.value or 0.0) >= below else below
     both = share.parts["correlation"] * sd_pairs * sd_pairs_ceiling
     of_pairs = threshold**2 * sd_ceiling**2 / held_out

@@ -31,7 +31,7 @@ def curves(axes: Axes, series: Sequence[tuple[str, Curve]]) -> None:
     series = [(short(name, 60), points) for name, points in series if points]
     last = max((max(points) for _, points in series), default=0)
     for place, (name, points) in enumerate(series):
-        over, steps, values = 3 - place / 100, [*points], [point.value for point in points.values()]
+        over, steps, values = 3 - place / 100, [*map(float, points)], [point.span[1] for point in points.values()]
         if place >= MOST_NAMED:
             label = plural(len(series) - MOST_NAMED, "other treatment")
             axes.plot(steps, values, color=EDGE, alpha=0.55, lw=1, zorder=2, label=label)

@@ -101,18 +101,8 @@ def test_planted_signal_in_the_seeds_tables():
     arms = ("vanilla", "projected", "random", "permuted")
     found = analyze(synthetic(aligned=0.3, hack=0.2, pure=0.2, arms=arms))
     verdicts = {name: check.says for name, check in checks(found).items()}
-    assert verdicts == {
-        "V1": "PASS",
-        "V2": "PASS",
-        "V3": "PASS",
-        "V4": "VACUOUS",
-        "V4b": "PASS",
-        "D1": "FAIL",
-        "D2": "PASS",
-        "D3": "PASS",
-        "D4": "VACUOUS",
-        "D5": "FAIL",
-    }
+    expected = {"PASS": "V1 V2 V3 V4b D2 D3", "VACUOUS": "V4 D4", "FAIL": "D1 D5"}
+    assert verdicts == {name: says for says, names in expected.items() for name in names.split()}
     assert {name for name, check in checks(found).items() if check.role == "mechanism"} == {"V3", "D3", "D4"}
 
 

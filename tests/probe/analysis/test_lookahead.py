@@ -91,7 +91,6 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
 
 def test_differences_are_paired_by_prompt() -> None:
     records = rows("vanilla", "honest", 0.5, 1.0, 0.0) + rows("projected", "honest", 0.25, 0.5, 0.0)
-    records += rows("projected", "sampled solve", 0.5)  # of an older version
     less = moves(records)[-1]
     assert [row.name for row in moves(records)] == ["honest", "honest", "honest, minus vanilla"]
     half = stats.t.ppf(0.975, 2) * stats.tstd([-0.25, -0.5, 0.0]) / 3**0.5

@@ -101,14 +101,10 @@ def test_the_first_of_a_number_of_steps_have_an_update(
 # Worlds of a run on imported logs, by the verdict on it; each next step is run as it is printed.
 IMPORTED: dict[str, tuple[World, str]] = {
     "go": (World(), "GO"),
-    "skip": (World(strength=2, num_pairs=48, num_held_out=20, hacks_point_at=None, num_steps=64), "SKIP"),
     "generic": (World(strength=2, num_pairs=48, num_held_out=20, amounts=(1, 1, 0)), "GENERIC"),
     "confounded": (World(told_by="hint"), "CONFOUNDED"),
-    "length": (World(told_by="length", num_steps=12), "CONFOUNDED"),
-    "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED"),
     "few-prompts": (World(num_steps=2), "UNDERPOWERED"),
     "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED"),
-    "no-signal": (World(pairs_point_at=None), "UNDERPOWERED"),
     "flat": (World(num_steps=4, rewards_differ=False), "UNDERPOWERED"),
     "no-arm": (World(num_steps=4, arms=("random",)), "UNDERPOWERED"),
     "broken": (World(twin_arms=True, num_steps=12), "BROKEN"),
@@ -157,13 +153,9 @@ def logs(small: str, common: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-# Slow: worlds whose commands others have.
+# Slow: few-pairs has its command.
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("skip", "length", "one-side", "no-signal") else name
-        for name in IMPORTED
-    ],
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "generic" else name for name in IMPORTED]
 )
 def test_every_next_step_of_imported_pools_runs(
     name: str, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

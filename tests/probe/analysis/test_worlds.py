@@ -228,7 +228,7 @@ def test_the_advised_number_follows_what_leaves_the_share_open(found: Callable[[
         return prompts_needed(replace(share, value=None, parts={**parts, **changes}), MATERIAL, MATERIAL)
 
     assert 3 * now < changed(sd_prompts=2 * parts["sd_prompts"]) < 5 * now
-    assert changed(measured=(parts["measured"] + MATERIAL * parts["ceiling"]) / 2) > now
+    assert changed(measured=0.8 * parts["measured"] + 0.2 * MATERIAL * parts["ceiling"]) > now
     assert changed(sd_pairs=0.3 * parts["measured"]) is None
 
 
@@ -263,7 +263,7 @@ def test_full_is_the_first_screen_and_what_stands_behind_it(screen, capsys: pyte
     with contextlib.chdir(screen.places["go"]):
         assert run(cli, ["analyze", "go", "--full"]) == 0
     full = capsys.readouterr().out
-    assert full.startswith(brief.rstrip())
+    assert full.startswith(brief.partition("\n- and ")[0])  # caveats that the screen counts stand in full there
     lines = full.splitlines()
     assert widest(full) <= WIDTH
     titles = ("VERDICT: GO", "Validity", "Alignment", "Arms (", "Nulls", "AUROC for hacked", "Steps")
