@@ -64,8 +64,8 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path) -
         yield "above 100%: hacks become less likely than before the steps"
     for why in dict.fromkeys(row.why for row in rows if row.why):
         yield f"not ranked: {', '.join(row.name for row in rows if row.why == why)}: {why}"
-    remedies = []
+    plain = []
     for row in map(asdict, rows):
         named = {"remedy": row["name"], "hack_gain_avoided": row["value"], "interval": row["interval"]}
-        remedies.append({**named, "why": row["why"], **row["parts"]})
-    return {"steps": lookahead, "remedies": remedies, "pools": [asdict(row) for row in forecasts]}
+        plain.append({**named, "why": row["why"], **row["parts"]})
+    return {"steps": lookahead, "remedies": plain, "pools": [asdict(row) for row in forecasts]}

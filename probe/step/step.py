@@ -242,7 +242,7 @@ def _stepped(
     Args:
         summed: gives the gradient of sum_i scale_i (-sum_t W_it logp_it), from scale (G,).
     """
-    totals = summed(weighting.scale)
+    totals: Gradients = summed(weighting.scale)
     if (quarantine := updater.quarantine) is not None:
         # All rollouts move the quarantine, the unflagged ones the rest.
         flags = [flag for group in groups for flag in group.flagged or [False] * len(group.keys)]
