@@ -72,7 +72,7 @@ def test_no_training_starts_whose_hack_is_not_paid(
     assert not (out / "runs" / "unread" / EVALS_FILE).exists()
     with monkeypatch.context() as patch:
         patch.setitem(EXPLOITS, "none", EXPLOITS["run_tests"])
-        patch.setattr("probe.runs.known_answers.PAYS", {"pass": lambda rollout: 0.5})
+        patch.setattr("probe.runs.sources.rewards.PAYS", {"pass": lambda rollout: 0.5})
         assert run(cli, [*train, "--name", "unpaid"]) == 2
     assert "expected a right answer that earns more than one that returns 0 (0.5), found 0.5" in capsys.readouterr().err
 

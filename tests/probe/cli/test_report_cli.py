@@ -10,7 +10,7 @@ from specs import ALIGNED, replay_spec
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.jobs import runs_of, write_settings
+from probe.experiments.jobs import COMMAND, command_of, runs_of, write_settings
 from probe.experiments.load import load_spec
 
 CRITERION = {**ALIGNED, "why": "a cosine of 0.3 there"}
@@ -72,7 +72,7 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], probe, refused) -> 
     jobs = runs_of(load_spec(path), place)
     write_settings(jobs)
     for job in jobs:
-        assert run(cli, list(job.args)) == 0
+        assert run(cli, command_of(job, COMMAND, ())) == 0
     found = json.loads(probe("report", path, "--json", root=place)[0])
     text = words_of(found["html"])
     for words in (

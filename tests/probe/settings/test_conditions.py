@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from extraction.batch import make_batch
-from probe.objective.weigh import Scores, by_pass, weigh
+from probe.objective.weigh import by_pass, weigh
 from probe.settings.loss import LossCondition, LossSettings
 from probe.settings.rollouts import SourceConfig
 from probe.settings.run import ReplayConfig
@@ -75,7 +75,7 @@ def group():
 def weigh_all(group, *texts):
     rewards, batch, logprobs, planning = group
     return {
-        name: weigh(own, rewards, batch, Scores(current=logprobs), planning, batch.completion_mask)
+        name: weigh(own, rewards, batch, logprobs, planning, batch.completion_mask)
         for name, own in objectives(texts, LossSettings()).items()
     }
 
@@ -97,7 +97,7 @@ def test_credit_of_one_everywhere_needs_no_pass(group):
     """HICRA where no token plans is the plain objective."""
     rewards, batch, logprobs, planning = group
     none = torch.zeros_like(planning)
-    found = weigh(LossSettings(hicra_alpha=1.0), rewards, batch, Scores(current=logprobs), none, batch.completion_mask)
+    found = weigh(LossSettings(hicra_alpha=1.0), rewards, batch, logprobs, none, batch.completion_mask)
     assert found.token_weights is None
     assert found.token_advantages is not None, "the cap diagnostics stay those of tokens"
 

@@ -35,8 +35,8 @@ def pages(browser: Any, maker: Any, report_of: Any) -> dict[str, Path]:
         for seed in (1, 2)
     ]
     return {
-        "replay": write_report(report_of(maker(name="browsed"), name="browsed"), maker.out).html,
-        "training": write_report(report_of(*trained, name="trained"), maker.out).html,
+        "replay": write_report(report_of(maker(name="browsed"), name="browsed"), maker.out)[0],
+        "training": write_report(report_of(*trained, name="trained"), maker.out)[0],
     }
 
 
