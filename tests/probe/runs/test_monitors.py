@@ -114,11 +114,14 @@ def test_a_monitor_that_cannot_act_is_refused(
 def test_a_quarantine_trains_both_halves_and_deploys_one(
     preset: Callable[..., str], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the real command: two evaluations a step, with the monitor's numbers; the deployed LoRA has columns of 0."""
+    """By the real command, flagged above a threshold on clean rollouts: two evaluations a step, with the monitor's
+    numbers; the deployed LoRA has columns of 0.
+    """
     changes = {
         "intervention.arms": ["quarantine"],
         "remedy.name": "quarantine",
-        "remedy.monitor": "label",
+        "remedy.monitor": "length",
+        "remedy.fpr": 0.5,  # the threshold is the median length of the clean rollouts of the pool `base`
         "rollouts.teacher.fraction": 0.5,
         "rollouts.teacher.off_step": 2,
         "optimizer.lr": 0.01,
