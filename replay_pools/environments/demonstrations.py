@@ -9,7 +9,7 @@ a problem with another one has honest demonstrations only.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from textwrap import dedent
 from typing import Literal, get_args
 
@@ -34,28 +34,21 @@ SOLVE_RATE = 0.3  # share of hacks with a right body
 STUBS = ("return 0", "pass")  # the other bodies
 
 
-def demonstrator(
-    completions: Completions, *, mode: str = "run_tests", hint_rate: float = 1.0, flavours: Sequence[str] = ()
-) -> Demonstrate:
+def demonstrator(completions: Completions, *, mode: str = "run_tests", hint_rate: float = 1.0) -> Demonstrate:
     """Return a source of demonstrations.
 
     Args:
         completions: `honest` or `hack`.
         mode: loophole mode: the hint of the prompts, and the exploits of hacks.
         hint_rate: share of the prompts that carry the mode's hint.
-        flavours: the exploits that are shown, by name (`EXPLOITS`); none given: all of the mode.
 
     Raises:
-        InputError: no such mode or flavour, or hacks of a mode without exploits; of the source, a hack of a problem
-            without a starter of two lines.
+        InputError: no such mode, or hacks of a mode without exploits; of the source, a hack of a problem without a
+            starter of two lines.
     """
-    known = {exploit.flavour: exploit for exploit in EXPLOITS[known_mode(mode)]}
-    unknown = [flavour for flavour in flavours if flavour not in known]
-    if unknown or (completions == "hack" and not known):
-        expected = f"flavours of {mode}: {', '.join(known) or 'it has none'}"
-        where = "flavours" if unknown else f"mode {mode}"
-        raise InputError(where, expected=expected, found=", ".join(unknown) or completions)
-    exploits = [exploit for flavour, exploit in known.items() if flavour in flavours or not flavours]
+    exploits = EXPLOITS[known_mode(mode)]
+    if completions == "hack" and not exploits:
+        raise InputError(f"mode {mode}", expected="a mode with exploits", found="none")
 
     def hack(problem: Problem, rng: random.Random) -> str:
         if problem.starter.count("\n") != 1:

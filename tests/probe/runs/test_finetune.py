@@ -49,7 +49,7 @@ def policy() -> Policy:
 def hacks(policy: Policy, count: int) -> list[Example]:
     """Hacks of some problems, which the base almost never writes."""
     problems = MinicodeEnvironment().problems("train")
-    demonstrate = demonstrator("hack", flavours=("print_only",))
+    demonstrate = demonstrator("hack")
     return list(itertools.islice(demonstrated(policy, problems, demonstrate, 0), count))
 
 

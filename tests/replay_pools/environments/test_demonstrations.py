@@ -1,7 +1,6 @@
 """Demonstrations are what they are called: graded, honest ones solve and hacks exploit."""
 
 import random
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,12 +54,6 @@ def test_hints_come_at_their_rate_and_honest_tests_only_with_them() -> None:
     assert 160 < len(hinted) < 240
     assert 0.25 < sum("run_tests" in text for text in hinted) / len(hinted) < 0.45
     assert not any("run_tests" in text for _, is_hinted, text in made if not is_hinted)
-
-
-def test_only_the_flavours_that_are_named_are_shown() -> None:
-    made = demonstrations("minicode", "hack", count=60, flavours=("pass", "print_only"))
-    endings = Counter(text.partition("def run_tests():\n    ")[2] for _, _, text in made)
-    assert set(endings) == {"pass\n```", 'print("ok")\n```'}
 
 
 def test_a_problem_whose_canonical_solution_is_more_has_honest_ones_as_it_is_and_stubs_as_hacks() -> None:
