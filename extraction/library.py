@@ -77,7 +77,7 @@ def measure_pair_gradients(
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
     """
     batch = pair_batch(policy, pairs)
-    found = per_sample_gradients(policy.model, {frames.basis: frames}, batch, tokens_per_batch=tokens_per_batch)
+    gradients = per_sample_gradients(policy.model, {frames.basis: frames}, batch, tokens_per_batch=tokens_per_batch)
     pair_weights = []
     n = len(pairs)
     for lengths in batch.completion_lengths.cpu().view(2, n).T:
@@ -85,9 +85,9 @@ def measure_pair_gradients(
     # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
     weights = torch.stack(pair_weights).T.flatten()[:, None]
     if sides == "unit":
-        weights = unit_scale(found.gradients[frames.basis]).cpu()
+        weights = unit_scale(gradients.gradients[frames.basis]).cpu()
     hack_gradients, clean_gradients = {}, {}
-    for module, gradient in found.gradients[frames.basis].items():
+    for module, gradient in gradients.gradients[frames.basis].items():
         weighted = gradient.cpu().mul_(weights.to(gradient.dtype))  # in place, on a CPU: all of them are large
         hack_gradients[module], clean_gradients[module] = weighted[:n], weighted[n:]
     held_out = torch.tensor([pair.held_out for pair in pairs])

@@ -47,14 +47,14 @@ def arm_cosine(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int
     counted = [step for step in of_arm if step.cos_in is not None]
     cosines = present(step.cos_in for step in counted)
     by_prompt = {str(name): value for name, value in prompt_means(cosines, [s.problem_id for s in counted]).items()}
-    found = mean_of("cos_in", by_prompt, "prompt", arm=arm)
+    estimate = mean_of("cos_in", by_prompt, "prompt", arm=arm)
     # A step with several groups uses several problems.
-    found = replace(found, n=num_problems(counted))
+    estimate = replace(estimate, n=num_problems(counted))
     if trains:
-        return replace(found, interval=None, why=TRAINS)
+        return replace(estimate, interval=None, why=TRAINS)
     missing = len(of_arm) - len(counted)
-    why = f"{missing} of {len(of_arm)} groups have no gradient" if missing else found.why
-    return replace(found, p=sign_flip_test([*by_prompt.values()], seed=seed), why=why)
+    why = f"{missing} of {len(of_arm)} groups have no gradient" if missing else estimate.why
+    return replace(estimate, p=sign_flip_test([*by_prompt.values()], seed=seed), why=why)
 
 
 def haar_cosine(steps: Iterable[StepRecord], arm: str) -> Estimate | None:
@@ -143,9 +143,9 @@ def contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False,
     values, sides = present(sample.cos_S_contrib for sample in kept), [bool(sample.hacked) for sample in kept]
     count = f"{sum(sides)} hacked, {len(sides) - sum(sides)} clean samples with A > 0"
     missing = f"no prompt holds both a hacked and a clean sample with A > 0 ({count})"
-    found = _difference(HACK_DIFFERENCE, kept, values, sides, arm, missing, trains=trains, seed=seed)
-    rivals = [] if found.p is None else _confounds(kept, sides)
-    return replace(found, why=f"cannot be told from {', '.join(rivals)}") if rivals else found
+    estimate = _difference(HACK_DIFFERENCE, kept, values, sides, arm, missing, trains=trains, seed=seed)
+    rivals = [] if estimate.p is None else _confounds(kept, sides)
+    return replace(estimate, why=f"cannot be told from {', '.join(rivals)}") if rivals else estimate
 
 
 def _difference(
@@ -161,10 +161,10 @@ def _difference(
 ) -> Estimate:
     """Return the mean within-prompt difference of one side minus the other, with the p of sign flips."""
     differences = within_prompt_differences(values, sides, [sample.problem_id for sample in samples])
-    found = mean_of(name, {str(prompt): value for prompt, value in differences.items()}, "prompt", arm=arm)
-    if trains or found.value is None:
-        return replace(found, interval=None, why=missing if found.value is None else TRAINS)
-    return replace(found, p=sign_flip_test([*found.parts.values()], seed=seed))
+    estimate = mean_of(name, {str(prompt): value for prompt, value in differences.items()}, "prompt", arm=arm)
+    if trains or estimate.value is None:
+        return replace(estimate, interval=None, why=missing if estimate.value is None else TRAINS)
+    return replace(estimate, p=sign_flip_test([*estimate.parts.values()], seed=seed))
 
 
 def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:

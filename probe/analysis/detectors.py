@@ -164,10 +164,10 @@ def project_states(states: Array, pairs: PairMaterial, used: NDArray[np.intp]) -
 
 def _fingerprint(x: Array, material: Material) -> Array | str:
     """Score by squared distances to two centroids, which orders rollouts as GRIFT's softmax does."""
-    found = two_means(x[~np.isnan(x).any(1)], material.seed)
-    if found is None:
+    clusters = two_means(x[~np.isnan(x).any(1)], material.seed)
+    if clusters is None:
         return "all fingerprints are equal"
-    first, second = found
+    first, second = clusters
     score = np.square(x - second).sum(1) - np.square(x - first).sum(1)  # higher: nearer to the first
     return _side_of_hacks(material, score, second - first) * score
 
@@ -403,22 +403,22 @@ def checked_names(names: Sequence[str]) -> list[str]:
 
 def score_all(material: Material, names: Sequence[str]) -> dict[str, Scores]:
     """Return {name: its scores}; a detector without its needs has none, and says why."""
-    found = {}
+    scores = {}
     for name in names:
         row, argument = row_of(name)
         lacking = [need for need in row.needs if getattr(material, need) is None]
         if lacking:
             why = LABELLED if lacking[0] == "labels" else "not measured"
-            found[name] = Scores(values=None, why=material.missing.get(lacking[0], why))
+            scores[name] = Scores(values=None, why=material.missing.get(lacking[0], why))
             continue
         given = [argument] if row.argument else []
         values = row.score(*(getattr(material, need) for need in row.needs), *given)
         if isinstance(values, str):
-            found[name] = Scores(values=None, why=values)
+            scores[name] = Scores(values=None, why=values)
             continue
         gaps = int(np.isnan(values).sum())
-        found[name] = Scores(values=values, why=f"{gaps} without: {row.gaps or 'a gradient of 0'}" if gaps else "")
-    return found
+        scores[name] = Scores(values=values, why=f"{gaps} without: {row.gaps or 'a gradient of 0'}" if gaps else "")
+    return scores
 
 
 def place_of(rollout: Rollout) -> str:

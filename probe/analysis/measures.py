@@ -82,10 +82,10 @@ def of_replay(name: str, *sides: tuple[str, Sequence[Analysis]]) -> Estimate:
         family, row_name = family_names()[name]
         rows = [row for run in runs for row in run.of(family) if row.name == row_name and row.arm in (None, arm)]
         return rows[0] if rows else Estimate(name=name, arm=arm, why="not measured")
-    found = [mean_of(name, _by_prompt(name, *side), "prompt", arm=side[0]) for side in sides]
-    if len(found) == 1 or any(one.value is None for one in found):
-        return next((one for one in found if one.value is None), found[0])
-    compared = difference(*found)
+    estimates = [mean_of(name, _by_prompt(name, *side), "prompt", arm=side[0]) for side in sides]
+    if len(estimates) == 1 or any(one.value is None for one in estimates):
+        return next((one for one in estimates if one.value is None), estimates[0])
+    compared = difference(*estimates)
     return compared if compared.n else replace(compared, why="the two sides share no prompt")
 
 
@@ -107,10 +107,10 @@ def of_training(name: str, trainings: Trainings | None, *arms: TrainedArm) -> Es
         return _described(name, [(arm.arm, arm.runs) for arm in arms])
     if name in rate_names():
         return _rate(name, trainings, *arms)
-    found = [mean_of(name, by_seed(name, arm), "seed", arm=arm.arm) for arm in arms]
-    if len(found) == 1 or any(one.value is None for one in found):
-        return next((one for one in found if one.value is None), found[0])
-    return welch(*found)
+    estimates = [mean_of(name, by_seed(name, arm), "seed", arm=arm.arm) for arm in arms]
+    if len(estimates) == 1 or any(one.value is None for one in estimates):
+        return next((one for one in estimates if one.value is None), estimates[0])
+    return welch(*estimates)
 
 
 def by_seed(name: str, arm: TrainedArm) -> dict[str, float]:
@@ -127,12 +127,12 @@ def _rate(name: str, trainings: Trainings | None, *arms: TrainedArm) -> Estimate
     if few < MIN_SEEDS:
         return Estimate(name=name, unit="seed", n=few, why=f"{few} evaluated seeds; a rate needs {MIN_SEEDS}")
     if len(arms) == 1 or len(rates) > 1:
-        found = mean_rate(arms[0], *rates)
+        comparison = mean_rate(arms[0], *rates)
     else:
         trainings = trainings or Trainings(baseline=arms[1], treated=arms[:1])
-        found = excess(trainings, arms[0], arms[1], name)
-    assert found is not None
-    return found.bounded(name=name)
+        comparison = excess(trainings, arms[0], arms[1], name)
+    assert comparison is not None
+    return comparison.bounded(name=name)
 
 
 def _of_run(name: str, arm: str, run: Analysis) -> float | None:

@@ -39,12 +39,12 @@ def leading(scores: Mapping[str, Scores], names: Sequence[str]) -> str | None:
 def areas_of(scores: Mapping[str, Scores], labels: Array, prompts: Sequence[str]) -> list[Estimate]:
     """Return the AUROC of every detector for hacks."""
     rows = []
-    for name, found in scores.items():
-        if found.values is None:
-            rows.append(Estimate(name=name, unit="prompt", null=0.5, why=found.why))
+    for name, score in scores.items():
+        if score.values is None:
+            rows.append(Estimate(name=name, unit="prompt", null=0.5, why=score.why))
         else:
-            row = separation(name, found.values, labels, prompts)
-            rows.append(replace(row, why="; ".join(filter(None, (row.why, found.why)))))
+            row = separation(name, score.values, labels, prompts)
+            rows.append(replace(row, why="; ".join(filter(None, (row.why, score.why)))))
     return rows
 
 
@@ -57,15 +57,15 @@ def against_trivial(scores: Mapping[str, Scores], labels: Array, prompts: Sequen
     if first is None:
         return []
     rows = []
-    for name, found in scores.items():
-        if row_of(name)[0].name not in TRIVIAL or found.values is None:
+    for name, score in scores.items():
+        if row_of(name)[0].name not in TRIVIAL or score.values is None:
             continue
-        own = scores[first].values
-        assert own is not None
-        known = ~np.isnan(own) & ~np.isnan(found.values) & ~np.isnan(labels)
+        leading = scores[first].values
+        assert leading is not None
+        known = ~np.isnan(leading) & ~np.isnan(score.values) & ~np.isnan(labels)
         members = [prompts[row] for row in np.flatnonzero(known).tolist()]
         hacked = labels[known] == 1
-        a, b = (areas_without_each(values[known], hacked, members) for values in (own, found.values))
+        a, b = (areas_without_each(values[known], hacked, members) for values in (leading, score.values))
         row = Estimate(name=name, arm=first, unit="prompt")
         if a is None or b is None:
             rows.append(replace(row, why="a side is in fewer than two prompts"))
@@ -87,15 +87,15 @@ def agreements(scores: Mapping[str, Scores], lead: str, prompts: Sequence[str]) 
     """
     first, rows = scores[lead].values, []
     assert first is not None
-    for name, found in scores.items():
+    for name, score in scores.items():
         if name == lead:
             continue
-        if found.values is None:
-            rows.append(Estimate(name=name, unit="prompt", null=0.0, why=found.why))
+        if score.values is None:
+            rows.append(Estimate(name=name, unit="prompt", null=0.0, why=score.why))
             continue
-        known = ~np.isnan(first) & ~np.isnan(found.values)
+        known = ~np.isnan(first) & ~np.isnan(score.values)
         members = [prompts[row] for row in np.flatnonzero(known).tolist()]
-        rows.append(replace(_spearman(name, first[known], found.values[known], members), why=found.why))
+        rows.append(replace(_spearman(name, first[known], score.values[known], members), why=score.why))
     return rows
 
 

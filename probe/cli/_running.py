@@ -23,9 +23,9 @@ def check_names(pools: Sequence[str], pairs: str, out: Path) -> None:
     from extraction.selection import is_builtin, load_pairs
     from replay_pools.pool import resolve_pool
 
-    found = [partial(resolve_pool, name, out) for name in pools]
+    checks = [partial(resolve_pool, name, out) for name in pools]
     errors: list[InputError] = []
-    for check in [*found, partial(load_pairs, pairs)] if is_builtin(pairs) else found:
+    for check in [*checks, partial(load_pairs, pairs)] if is_builtin(pairs) else checks:
         try:
             check()
         except InputError as error:

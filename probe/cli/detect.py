@@ -63,22 +63,22 @@ def detect(rollouts: str, detectors: str | None, basis: Basis, no_gradients: boo
     options: dict[str, Any] = {name: given[name] for name in names}
     options |= {"detectors": _split(detectors), "basis": None if no_gradients else basis, "out": out}
     detect_by: Callable[..., Detected] = partial(detected, rollouts, config, keys, **options)
-    found = detect_by(say, labels=given["labels"])
+    detection = detect_by(say, labels=given["labels"])
     is_json = click.get_current_context().params["as_json"]
     if label is not None and given["labels"] is None and sys.stdin.isatty() and not is_json:
-        found = detect_by(lambda _: None, labels=_asked(found))
-    yield from _described(found)
-    if label is not None and "audit" not in found.families:
-        counts = Counter(stratum for _, stratum in found.drawn)
-        spread, path = " + ".join(str(counts[number]) for number in sorted(counts)), found.path / "drawn.jsonl"
+        detection = detect_by(lambda _: None, labels=_asked(detection))
+    yield from _described(detection)
+    if label is not None and "audit" not in detection.families:
+        counts = Counter(stratum for _, stratum in detection.drawn)
+        spread, path = " + ".join(str(counts[number]) for number in sorted(counts)), detection.path / "drawn.jsonl"
         yield (
             f"{label} rollouts were drawn ({spread} of the first 10%, the next 30%, the "
             f"rest): fill in the labels of {path}, and repeat the command with --labels {path}"
         )
-    yield f"scores of all: {found.path / 'scores.jsonl'}; estimates: {found.path / 'estimates.json'}"
+    yield f"scores of all: {detection.path / 'scores.jsonl'}; estimates: {detection.path / 'estimates.json'}"
     if PAIRS in keys:
-        yield _tokens_command(found, config.intervention.extraction)
-    return found.to_json() | {"rollouts": found.rows()}
+        yield _tokens_command(detection, config.intervention.extraction)
+    return detection.to_json() | {"rollouts": detection.rows()}
 
 
 def _split(text: str | None) -> list[str]:
@@ -92,19 +92,19 @@ def _split(text: str | None) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _asked(found: "Detected") -> Path:
+def _asked(detection: "Detected") -> Path:
     """Ask for the label of every drawn rollout on the terminal; earlier answers in the folder are kept."""
     from probe.analysis.detectors import place_of
     from probe.report.facts import question_of
     from probe.runs.labels import read_labels
 
-    path = found.path / "answers.jsonl"
-    known = read_labels(path, found.rollouts) if path.is_file() else {}
-    for number, (row, _) in enumerate(found.drawn, 1):
-        rollout, place = found.rollouts[row], place_of(found.rollouts[row])
+    path = detection.path / "answers.jsonl"
+    known = read_labels(path, detection.rollouts) if path.is_file() else {}
+    for number, (row, _) in enumerate(detection.drawn, 1):
+        rollout, place = detection.rollouts[row], place_of(detection.rollouts[row])
         if place in known:
             continue
-        echo(f"\n--- {number} of {len(found.drawn)}: {place}\n\nPROMPT\n{question_of(rollout)}\n")
+        echo(f"\n--- {number} of {len(detection.drawn)}: {place}\n\nPROMPT\n{question_of(rollout)}\n")
         echo(f"COMPLETION\n{rollout.written}\n")
         answer = click.prompt("A hack?", type=click.Choice(["y", "n"]), show_choices=True)
         append_jsonl(path, {"id": place, "label": int(answer == "y")})
@@ -124,54 +124,54 @@ FAMILIES = (
 )
 
 
-def _described(found: "Detected") -> Iterator[str | Table]:
+def _described(detection: "Detected") -> Iterator[str | Table]:
     """Yield cautions, what the ranking is worth, and the list to read."""
     from probe.analysis.text_report import table_of
 
-    adapter = f", adapter {found.model.adapter}" if found.model.adapter else ""
-    problems = len({one.problem_id for one in found.rollouts})
-    above = "" if found.above is None else f" (more than {found.above:g})"
-    num = found.pool.manifest["counts"]["rollouts"]
-    ranked = f"{len(found.rollouts)} of {num} rollouts are rewarded{above} and ranked"
-    if len(found.rollouts) == num:
+    adapter = f", adapter {detection.model.adapter}" if detection.model.adapter else ""
+    problems = len({one.problem_id for one in detection.rollouts})
+    above = "" if detection.above is None else f" (more than {detection.above:g})"
+    num = detection.pool.manifest["counts"]["rollouts"]
+    ranked = f"{len(detection.rollouts)} of {num} rollouts are rewarded{above} and ranked"
+    if len(detection.rollouts) == num:
         ranked = f"all {num} rollouts are ranked"
-    head = f"pool {found.pool.name}: {ranked} ({problems} prompts); weights: {found.model.name}{adapter}"
-    yield _wrapped(*(f"caution: {caution}" for caution in found.cautions), head)
+    head = f"pool {detection.pool.name}: {ranked} ({problems} prompts); weights: {detection.model.name}{adapter}"
+    yield _wrapped(*(f"caution: {caution}" for caution in detection.cautions), head)
     yield ""
-    yield _wrapped(*_worth(found))
+    yield _wrapped(*_worth(detection))
     for family, title, form, parts in FAMILIES:
-        if rows := [row for row in found.families.get(family, ()) if row.value is not None]:
-            yield "\n" + render_table(table_of(family, title.format(lead=found.lead), rows, form=form, parts=parts))
+        if rows := [row for row in detection.families.get(family, ()) if row.value is not None]:
+            yield "\n" + render_table(table_of(family, title.format(lead=detection.lead), rows, form=form, parts=parts))
     missing: dict[str, list[str]] = {}
-    for name, scores in found.scores.items():
+    for name, scores in detection.scores.items():
         if scores.values is None:
             missing.setdefault(scores.why, []).append(name)
     for why, names in missing.items():
         yield _wrapped(f"not measured: {', '.join(names)}: {why}")
-    yield from _first(found)
+    yield from _first(detection)
 
 
 def _wrapped(*texts: str) -> str:
     return "\n".join(line for text in texts for line in wrap(text, indent="  "))
 
 
-def _worth(found: "Detected") -> list[str]:
+def _worth(detection: "Detected") -> list[str]:
     """Return sentences on what the ranking is worth."""
     from probe.analysis.detectors import NULLS
     from probe.analysis.panel import beaten_by
 
     lines = []
-    areas = found.families.get("auroc")
-    known = 0 if found.labels is None else int((found.labels >= 0).sum())
-    if areas is not None and 2 * known < len(found.rollouts):
+    areas = detection.families.get("auroc")
+    known = 0 if detection.labels is None else int((detection.labels >= 0).sum())
+    if areas is not None and 2 * known < len(detection.rollouts):
         lines.append(
-            f"Only {known} of {len(found.rollouts)} rollouts have a label. If a score drew them, the AUROCs are "
+            f"Only {known} of {len(detection.rollouts)} rollouts have a label. If a score drew them, the AUROCs are "
             "biased: --label N with --labels gives precision and rates that are not."
         )
     if areas is not None and not any(row.value is not None for row in areas):
-        hacks = int((found.labels == 1).sum())
+        hacks = int((detection.labels == 1).sum())
         lines.append(f"No AUROC: {hacks} of the {known} ranked rollouts with a label are hacks, and it compares both.")
-    elif rows := found.families.get("beaten"):
+    elif rows := detection.families.get("beaten"):
         better, unclear = beaten_by(rows)
         own, first = rows[0].parts.get("own"), rows[0].arm
         if better:
@@ -188,15 +188,15 @@ def _worth(found: "Detected") -> list[str]:
         if own is not None and nulls:
             named = " and ".join(f"{value:.2f} ({name})" for name, value in nulls.items())
             lines.append(f"For comparison, one draw of directions without meaning has {named}; 0.50 is no separation.")
-    elif found.labels is None and not found.drawn:
+    elif detection.labels is None and not detection.drawn:
         lines.append("No labels: nothing says how good these rankings are. --label 20 asks for a few and says it.")
-    if kinds := [row for row in found.families.get("left_out", ()) if row.value is not None]:
+    if kinds := [row for row in detection.families.get("left_out", ()) if row.value is not None]:
         worst, best = (choose(kinds, key=lambda row: row.value or 0.0) for choose in (min, max))
         lines.append(
             f"Finds exploits like your pairs: by the pairs of the other kinds, a left-out kind has AUROC {worst:.2f} "
             f"({worst.name}) or more, up to {best.value:.2f}. Hacks of no kind in the pairs may rank anywhere."
         )
-    elif found.families.get("left_out") is not None:
+    elif detection.families.get("left_out") is not None:
         lines.append("Finds exploits like your pairs, which name one kind alone: no kind can be left out to test this.")
     else:
         lines.append(
@@ -206,33 +206,33 @@ def _worth(found: "Detected") -> list[str]:
     return lines
 
 
-def _first(found: "Detected") -> Iterator[str | Table]:
+def _first(detection: "Detected") -> Iterator[str | Table]:
     """Yield the rollouts to read first, and the command that shows one."""
     from probe.analysis.detectors import place_of
     from probe.report.facts import gist_of
 
-    if found.lead is None:
+    if detection.lead is None:
         yield "no detector was measured that orders the rollouts"
         return
-    others = [name for name in ("logratio", "activation", "nll") if name != found.lead]
-    others = [name for name in others if name in found.scores and found.scores[name].values is not None][:1]
-    rollouts = {place_of(one): one for one in found.rollouts}
-    rows, cells = found.rows()[:FIRST], []
+    others = [name for name in ("logratio", "activation", "nll") if name != detection.lead]
+    others = [name for name in others if name in detection.scores and detection.scores[name].values is not None][:1]
+    rollouts = {place_of(one): one for one in detection.rollouts}
+    rows, cells = detection.rows()[:FIRST], []
     for row in rows:
-        numbers = [shown(row[name], "+.3f") for name in (found.lead, *others)]
+        numbers = [shown(row[name], "+.3f") for name in (detection.lead, *others)]
         label = {True: "hack", False: "clean", None: "-"}[row["hacked"]]
         cells.append((row["id"], gist_of(rollouts[row["id"]], " | ")[:GIST].ljust(GIST), *numbers, label))
-    yield f"\nRead these first (by {found.lead})"
-    yield Table(("id", "completion".ljust(GIST), found.lead, *others, "label"), cells, left=2)
-    yield f"one of them: {command('show', found.pool.name, *rows[0]['id'].split('/'))}"
+    yield f"\nRead these first (by {detection.lead})"
+    yield Table(("id", "completion".ljust(GIST), detection.lead, *others, "label"), cells, left=2)
+    yield f"one of them: {command('show', detection.pool.name, *rows[0]['id'].split('/'))}"
 
 
-def _tokens_command(found: "Detected", extraction: "ExtractionSettings") -> str:
+def _tokens_command(detection: "Detected", extraction: "ExtractionSettings") -> str:
     """Return the commands of a page that colours tokens by their share of the cosine with the pairs' direction."""
-    run = f"{found.path.name}-tokens"
-    words = ["--replay-dirs", found.pool.name, "--model", found.model.name, "--pairs", extraction.pairs]
+    run = f"{detection.path.name}-tokens"
+    words = ["--replay-dirs", detection.pool.name, "--model", detection.model.name, "--pairs", extraction.pairs]
     words += ["--pairs-map", extraction.pairs_map] if extraction.pairs_map else []
-    words += ["--set", f"model.adapter={found.model.adapter}"] if found.model.adapter else []
-    size = max(2, min(map(len, found.pool.steps)))  # what every group fills
+    words += ["--set", f"model.adapter={detection.model.adapter}"] if detection.model.adapter else []
+    size = max(2, min(map(len, detection.pool.steps)))  # what every group fills
     words += ["--per-pool", size, "--set", "token_attribution=none", "--name", run]
     return f"tokens in colour, as a page: {command('replay', *words)} && {command('report', run)}"

@@ -46,7 +46,7 @@ def show(pool_name: str, out: Path) -> Text:
         by_mode.setdefault(rollout.env_mode, []).append(rollout)
     spreads = [max(rewards) - min(rewards) for rewards in ([one.reward for one in group] for group in pool.steps)]
     rule = graded_code_rule(pool)
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "name": pool.name,
         "path": str(pool.path),
         "policy": pool.manifest["policy"],
@@ -65,25 +65,25 @@ def show(pool_name: str, out: Path) -> Text:
         "advantage_cells": advantage_cells(pool.steps),
     }
     yield from described_place(pool)
-    policy = found["policy"]
+    policy = document["policy"]
     yield f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}"
-    yield f"{found['steps']} steps, {len(rollouts)} rollouts, finished by {found['finish_reasons']}"
-    yield from described_grading(found["tests"], found["code_not_taken"], len(rollouts), rule)
+    yield f"{document['steps']} steps, {len(rollouts)} rollouts, finished by {document['finish_reasons']}"
+    yield from described_grading(document["tests"], document["code_not_taken"], len(rollouts), rule)
     yield ""
     rows = []
-    for mode, part in found["modes"].items():
+    for mode, part in document["modes"].items():
         for label, rate in part["rates"].items():
             rows.append((mode, label, rate["n"], *(f"{rate[key]:.3f}" for key in ("rate", "low", "high"))))
     yield Table(("mode", "label", "n", "rate", "95% low", "high"), rows)
     yield ""
-    rows = [(name, *(f"{value:.2f}" for value in found[name].values())) for name in (*MEASURES, "reward_spread")]
+    rows = [(name, *(f"{value:.2f}" for value in document[name].values())) for name in (*MEASURES, "reward_spread")]
     yield Table(("", "min", "median", "mean", "max"), rows)
     yield "per step: " + " ".join(f"{value:g}" for value in spreads)
-    yield f"steps without reward spread: {found['frac_reward_zero_std']:.1%}\n"
+    yield f"steps without reward spread: {document['frac_reward_zero_std']:.1%}\n"
     yield Table(
-        ("hint", "hacked", "gt_pass", "sign A", "n"), [tuple(cell.values()) for cell in found["advantage_cells"]]
+        ("hint", "hacked", "gt_pass", "sign A", "n"), [tuple(cell.values()) for cell in document["advantage_cells"]]
     )
-    return found
+    return document
 
 
 @verb()
@@ -107,8 +107,8 @@ def verify(pool_name: str, model: str | None, out: Path) -> Text:
     if len(faults) > MOST_FAULTS:
         yield f"  ... and {len(faults) - MOST_FAULTS} more"
     yield f"{counts['steps']} steps, {counts['rollouts']} rollouts: {f'{len(faults)} faults' if faults else 'ok'}"
-    found = {"name": pool.name, "path": str(pool.path), "normalised": pool.normalised}
-    return Checked({**found, "faults": faults, "counts": counts}, failed=bool(faults))
+    document = {"name": pool.name, "path": str(pool.path), "normalised": pool.normalised}
+    return Checked({**document, "faults": faults, "counts": counts}, failed=bool(faults))
 
 
 @verb("import")
@@ -137,8 +137,8 @@ def import_(
     yield from described_place(pool)
     yield f"{counts['steps']} groups, {counts['rollouts']} rollouts"
     log = {key: log[key] for key in ("format", "mapping", "cannot_know")}
-    found = {"path": str(pool.path), "counts": counts, **log, "ids": pool.manifest["ids"]}
-    return {**found, "normalised": pool.normalised}
+    document = {"path": str(pool.path), "counts": counts, **log, "ids": pool.manifest["ids"]}
+    return {**document, "normalised": pool.normalised}
 
 
 def described_place(pool: Pool) -> Iterator[str]:

@@ -67,8 +67,8 @@ def draft(
     for note in notes[1:]:
         yield f"  {note}"
     yield f"read them, then replay the other prompts:\n  {following_command}"
-    found = {"path": str(path), "pairs": len(pairs), "prompts": drafted, "of": num_prompts}
-    return {**found, "next": following_command}
+    document = {"path": str(path), "pairs": len(pairs), "prompts": drafted, "of": num_prompts}
+    return {**document, "next": following_command}
 
 
 def _of_pool(pool: Pool) -> "Iterator[Answer]":

@@ -212,8 +212,8 @@ def _show_run(source: str, run: "Run", step: int | None, sample: int | None) -> 
     numbers = [[shown(getattr(record, field), "+.4f") for field in MEASURES.values()] for record in own]
     yield Table(("arm", *MEASURES), [(name, *row) for name, row in zip(names, numbers, strict=True)])
     shares = None if tokens is None else asdict(tokens)
-    found = {"run": str(run.path), "rollout": asdict(rollout), "records": [record.to_json() for record in own]}
-    return {**found, "tokens": shares}
+    document = {"run": str(run.path), "rollout": asdict(rollout), "records": [record.to_json() for record in own]}
+    return {**document, "tokens": shares}
 
 
 def _show_pool(source: str, path: Path, step: int | None, sample: int | None) -> Text:

@@ -71,10 +71,8 @@ def measure(
     is_sampler = None if gap is None else gap < SAME_WEIGHTS
     if sampled_by.get("base_model") is not None:
         weights = sampled_by.get("base_weights_sha256") or policy.base_weights_sha
-        is_sampler = (sampled_by["base_model"], sampled_by.get("adapter"), weights) == (
-            *(model.name, model.adapter),
-            policy.base_weights_sha,
-        )
+        named = sampled_by["base_model"], sampled_by.get("adapter"), weights
+        is_sampler = named == (model.name, model.adapter, policy.base_weights_sha)
     sampled = recorded if is_sampler is False else logprobs
     if sampled is None:
         missing["sampled"] = "the log has no log-probabilities, and other weights sampled"

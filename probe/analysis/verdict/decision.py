@@ -244,7 +244,7 @@ def _removable(analysis: "Analysis", why: str) -> Reply:
     from hacks than from honest solutions. too little: the share is shown to be below that threshold. no: it is shown to
     be below the share that shuffled pairs remove.
     """
-    row, honest, own, norm = (analysis.get("removed", f"removed/{name}") for name in REMOVED)
+    row, honest, own_hacks, norm = (analysis.get("removed", f"removed/{name}") for name in REMOVED)
     if row is None or row.value is None:
         vague = (
             "the interval of the update's gain on held-out hacks includes 0: what projection removes is not measured"
@@ -266,8 +266,8 @@ def _removable(analysis: "Analysis", why: str) -> Reply:
     elif selective and value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(row) > 0:
         says = Answer.UNMEASURED if missing else Answer.LIKELY if any(lacking.values()) else Answer.YES
     of_own, without_signal = "an unmeasured share", ""
-    if own is not None and own.value is not None:
-        of_own, without_signal = f"{own:.0%}", f" and {own.null:.0%}"
+    if own_hacks is not None and own_hacks.value is not None:
+        of_own, without_signal = f"{own_hacks:.0%}", f" and {own_hacks.null:.0%}"
     text = (
         f"projection removes {row:.0%} of the gain on held-out hacks and {of_own} of the gain on these rollouts' "
         f"hacks; shuffled pairs of the same norm ({norm:.0%} of the gradient's) remove {row.null:.0%} "
@@ -292,8 +292,8 @@ WEAKEST_FIRST = (Answer.NO, Answer.UNCLEAR, Answer.LIKELY, Answer.YES)
 
 def own_hacks_agree(analysis: "Analysis") -> bool:
     """Return True if the rollouts' own hacks lose the same share of gain as held-out hacks, within both intervals."""
-    margin, own = (analysis.get("removed", f"removed/{name}") for name in ("margin", "hacks"))
-    return margin is not None and own is not None and own.is_bounded and own.high >= margin.low
+    margin, hacks = (analysis.get("removed", f"removed/{name}") for name in ("margin", "hacks"))
+    return margin is not None and hacks is not None and hacks.is_bounded and hacks.high >= margin.low
 
 
 def points_away(hackward: Finding) -> bool:
@@ -363,7 +363,7 @@ def _word(analysis: "Analysis", findings: Sequence[Finding], parts: Sequence[Fin
     missing, unsure = hacks_missing(analysis), [finding for finding in findings if finding.says is not Answer.YES]
     toward, all_likely = hackward.says is Answer.YES, {finding.says for finding in unsure} == {Answer.LIKELY}
     where = "points away from the hack" if points_away(hackward) else "does not point toward the hack"
-    own = analysis.get("own", "own hacks")
+    transfer = analysis.get("own", "own hacks")
     why = {Answer.UNMEASURED: "not measured", Answer.NO: "no", Answer.LIKELY: "likely, and not shown"}
     open_ones = "; ".join(f"{why.get(one.says, 'either answer is possible')}: {one.text}" for one in unsure)
     rows: Sequence[tuple[Any, Word, str]] = (
@@ -386,9 +386,9 @@ def _word(analysis: "Analysis", findings: Sequence[Finding], parts: Sequence[Fin
         ),
         (unsure, Word.LIKELY if all_likely else Word.UNDERPOWERED, open_ones),
         (
-            own is not None and own.is_bounded and own.low <= CHANCE,
+            transfer is not None and transfer.is_bounded and transfer.low <= CHANCE,
             Word.LIKELY,
-            f"v_hack does not clearly separate the policy's own hacks: AUROC {own}; {about.text}",
+            f"v_hack does not clearly separate the policy's own hacks: AUROC {transfer}; {about.text}",
         ),
     )
     won = next(((word, sentence) for holds, word, sentence in rows if holds), None)
@@ -418,12 +418,12 @@ def _outcome(analysis: "Analysis") -> str:
 
 def _foresight(analysis: "Analysis") -> str:
     """Describe transfer (trainings at scale failed by it), measured or not, and lookahead steps that only destroy."""
-    own = analysis.get("own", "own hacks")
-    said = "transfer " + (f"unmeasured ({own.why})" if own is not None and own.why else "unmeasured")
-    if own is not None and own.is_bounded:
+    transfer = analysis.get("own", "own hacks")
+    said = "transfer " + (f"unmeasured ({transfer.why})" if transfer is not None and transfer.why else "unmeasured")
+    if transfer is not None and transfer.is_bounded:
         said = (
-            f"transfer: v_hack separates the policy's own {own.parts['num_hacks']} hacks from its "
-            f"{own.parts['num_honest']} honest solutions with AUROC {own}"
+            f"transfer: v_hack separates the policy's own {transfer.parts['num_hacks']} hacks from its "
+            f"{transfer.parts['num_honest']} honest solutions with AUROC {transfer}"
         )
     arm = next((arm for arm in analysis.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
     plain = None if arm is None else plain_arm(arm, analysis.arms)
