@@ -176,7 +176,7 @@ def test_tables_are_merged_and_everything_else_is_replaced() -> None:
     [
         ("x = " + "[" * 5000 + "]" * 5000, "recursion"),
         (f"x = {'9' * 5000}", "Exceeds the limit"),
-        ("#" * (256 << 10) + "\n", "at most 256 KiB, found more"),
+        ("#" * (256 << 10) + "\n", "at most 262,144 bytes, found more"),
     ],
 )
 def test_toml_beyond_the_limits_is_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -331,11 +331,11 @@ def test_without_isolation_the_tree_is_killed_before_the_channel_is_read(tmp_pat
     """A daemon that left session, group and pipes is an orphan of the worker: found by its pid, it is dead."""
     worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path)
     try:
-        outcome = worker.execute(job(DAEMON, (1,), action="drive"), file=True)
+        outcome = worker.execute(job(DAEMON, (1,), action="drive"), left="file")
     finally:
         worker.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(int(outcome.file), 0)
+        os.kill(int(outcome.left), 0)
     assert not list(tmp_path.iterdir()), "the directory of an execution outlives it"
 
 
