@@ -167,7 +167,7 @@ def read_sealed(path: Path, schema: int | None = None, fix: str = "") -> dict[st
     seal, actual = table.pop(SEAL, None), sha256(dump_json(table))
     if seal != actual:
         changed = "it was changed: copy it again or make it again"
-        raise InputError(path, expected=f"{SEAL} {actual[:16]}", found=str(seal)[:16], fix=changed)
+        raise InputError(path, expected=f"its {SEAL} {actual[:16]}", found=str(seal)[:16], fix=changed)
     if schema is not None and table.get("schema") != schema:
         raise InputError(path, expected=f"schema {schema}", found=repr(table.get("schema")), fix=fix)
     return table
