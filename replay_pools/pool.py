@@ -10,7 +10,7 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -32,7 +32,6 @@ from replay_pools.base.files import (
     write_gz,
     write_sealed,
 )
-from replay_pools.base.spool import Each
 from replay_pools.base.tables import decode_json, first_difference
 from replay_pools.base.terminal import report
 from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Manifest, read_manifest
@@ -79,7 +78,7 @@ class Pool:
 
     def only(self, places: Sequence[int]) -> "Pool":
         """The pool with the groups of some places alone."""
-        return replace(self, steps=Each(places, self.steps.__getitem__))
+        return replace(self, steps=_Groups(places, self.steps.__getitem__))
 
     def header(self) -> dict[str, Any]:
         """The manifest without the computed fields: what a `PoolWriter` of a copy takes."""
@@ -102,6 +101,23 @@ class Pool:
             except InputError as error:
                 faults += error.errors
         return [*map(str, faults)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups(Sequence[list[Rollout]]):
+    """Groups that are read whenever they are accessed."""
+
+    items: Sequence[Any]
+    read: Callable[[Any], list[Rollout]]
+
+    def __iter__(self) -> Iterator[list[Rollout]]:
+        return map(self.read, self.items)  # by place, an IndexError inside `read` would look like the end
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: Any) -> Any:
+        return [*map(self.read, self.items[place])] if isinstance(place, slice) else self.read(self.items[place])
 
 
 class PoolWriter:
@@ -132,8 +148,9 @@ class PoolWriter:
         finished, unfinished = directory / MANIFEST_NAME, directory / HEADER_NAME
         if (stored := finished if finished.exists() else unfinished).exists():
             known = {key: value for key, value in read_sealed(stored).items() if key not in COMPUTED_FIELDS}
-            if _is_confined(known) and _is_confined(self.header):
-                known["grader"]["isolation"] = self.header["grader"]["isolation"]
+            tiers = [grader["isolation"] for grader in (known["grader"], self.header["grader"])]
+            if {*"+".join(tiers).split("+")} <= {*CONFINED}:
+                known["grader"]["isolation"] = tiers[1]
             if difference := first_difference(known, self.header, free="regraded_from.agreement"):
                 name, value, wanted = difference
                 fix = "choose another --name, or delete this pool to start anew"
@@ -214,10 +231,6 @@ def encode_group(rollouts: Sequence[Rollout]) -> bytes:
     return b"".join((line.removesuffix(NO_MASK) + b"}" if line.endswith(NO_MASK) else line) + b"\n" for line in lines)
 
 
-def _is_confined(header: dict[str, Any]) -> bool:
-    return {*header["grader"]["isolation"].split("+")} <= {*CONFINED}
-
-
 def open_pool(path: Path) -> Pool:
     """Open the pool in a directory.
 
@@ -236,7 +249,7 @@ def open_pool(path: Path) -> Pool:
     manifest = read_manifest(path)
     files, tail = manifest["files"], manifest["prompt_tail"]
     read = lru_cache(REMEMBERED)(lambda name: _read_group(path / name, tail, files[name]["sha256"]))
-    return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=Each([*files], read))
+    return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=_Groups([*files], read))
 
 
 def resolve_pool(name: str, out_dir: Path) -> Path:

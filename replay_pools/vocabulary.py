@@ -6,14 +6,13 @@ faults = vocabulary.faults(pool)
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import Any, final
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from replay_pools.base.errors import Faults, InputError, refuse
+from replay_pools.base.errors import Faults, InputError, refuse, text_difference
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_served_policy, load_skeleton
 from replay_pools.pool import Pool
@@ -21,7 +20,6 @@ from replay_pools.rollout import Rollout, Template, early_end
 
 # Modules or buffers with one row for each position.
 POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
-EXCERPT_CHARS = 12  # of a text in an error
 
 
 def positions_of(model: PreTrainedModel) -> tuple[int | None, bool]:
@@ -46,11 +44,6 @@ class Vocabulary:
     # {"prompt" | "completion": (ids and text, result)}: of the last one. Rollouts of a group share their prompt.
     _last: dict[str, tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @cached_property
-    def turn_ends(self) -> tuple[int, ...]:
-        """All ids that end a turn; cached, as the tokenizer looks them up each time."""
-        return self.chat.eos_ids
-
     def faults(self, pool: Pool) -> list[InputError]:
         """Return one error for every kind of fault in a pool, with the number of rollouts that have it."""
         faults = Faults()
@@ -72,7 +65,7 @@ class Vocabulary:
             return  # unknown ids have no text to compare
         if too_long := self.too_long(len(rollout.prompt_ids), len(ids)):
             note("positions", "", *too_long)
-        if (end := early_end(ids, rollout.completion_mask, self.turn_ends)) is not None:
+        if (end := early_end(ids, rollout.completion_mask, self.chat.eos_ids)) is not None:
             found = f"{len(ids) - end - 1} ids after id {ids[end]} at {end} of {len(ids)}"
             fix = "cut them, with their text, where the turn ends, or mask the turns of tools and users"
             note("end", "completion_ids", "no id after the end of the turn", found, fix)
@@ -81,7 +74,7 @@ class Vocabulary:
         if decoded != rollout.completion and self._bare(rollout.completion) not in map(
             self._bare, (decoded, str(self.chat.tokenizer.decode(ids, clean_up_tokenization_spaces=True)))
         ):
-            difference = _difference(decoded, rollout.completion)
+            difference = text_difference(decoded, rollout.completion)
             note("completion", "completion", f"the text of completion_ids by the tokenizer of {model}", difference, fix)
         if difference := self._once("prompt", (rollout.prompt_ids, rollout.prompt), self._prompt_difference):
             note("prompt", "prompt", f"the text of prompt_ids by the tokenizer of {model}", difference, fix)
@@ -92,7 +85,7 @@ class Vocabulary:
         if not ids or self.chat.tokenizer.encode(text, add_special_tokens=False) == ids:
             return ""
         decoded = str(self.chat.tokenizer.decode(ids))
-        return "" if self._bare(decoded) == self._bare(text) else _difference(decoded, text)
+        return "" if self._bare(decoded) == self._bare(text) else text_difference(decoded, text)
 
     def _once(self, kind: str, key: tuple[Any, ...], make: Callable[..., Any]) -> Any:
         """Return `make(*key)`, or the last result for an equal key."""
@@ -162,11 +155,3 @@ def load_vocabulary(name: str, template: Template = "chat") -> Vocabulary:
     embedding = skeleton.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
     return Vocabulary(load_served_policy(name, template), embedding.num_embeddings, *positions_of(skeleton))
-
-
-def _difference(expected: str, actual: str) -> str:
-    """Describe where two texts differ, as `'x = 1' for 'x = 2' from character 40`."""
-    i = 0
-    while i < min(len(expected), len(actual)) and expected[i] == actual[i]:
-        i += 1
-    return f"{actual[i : i + EXCERPT_CHARS]!r} for {expected[i : i + EXCERPT_CHARS]!r} from character {i}"

@@ -48,13 +48,11 @@ transformers_logging.disable_progress_bar()
 
 
 @final
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Policy(Chat):
     """A loaded model in evaluation mode, its tokenizer, and the names for manifests."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    base_model: str  # the name it was loaded by
     adapter: str | None  # the adapter merged into the weights; None = none
     base_weights_sha: str  # `weights_sha` before merging
     adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha`
@@ -74,21 +72,6 @@ class Policy(Chat):
         """The tokenizer's padding id, else 0; any id works, as masks follow from lengths."""
         pad = self.tokenizer.pad_token_id
         return pad if isinstance(pad, int) else 0
-
-    @property
-    def generation(self) -> GenerationConfig | None:
-        """The model's generation config."""
-        return self.model.generation_config
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ServedPolicy(Chat):
-    """The tokenizer and the generation config of a policy on a server."""
-
-    tokenizer: PreTrainedTokenizerBase
-    base_model: str  # the name it was loaded by
-    generation: GenerationConfig
 
 
 def load_policy(
@@ -129,10 +112,11 @@ def load_policy(
         model = merge_adapter(model, directory, scale=scale, svd_cache=svd_cache)
     model.to(device=target)  # type: ignore[call-arg]
     model = model.eval().requires_grad_(False)
-    return Policy(model, load_tokenizer(name, template), name, adapter, digest, adapter_digest)
+    tokenizer = load_tokenizer(name, template)
+    return Policy(tokenizer, name, model.generation_config, model, adapter, digest, adapter_digest)
 
 
-def load_served_policy(name: str, template: Template = "chat") -> ServedPolicy:
+def load_served_policy(name: str, template: Template = "chat") -> Chat:
     """Load a policy without its weights, for sampling through a server.
 
     Raises:
@@ -144,7 +128,7 @@ def load_served_policy(name: str, template: Template = "chat") -> ServedPolicy:
             generation = GenerationConfig.from_pretrained(source, **options)
         except OSError:  # no generation_config.json: use the model's config, as transformers does
             generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(source, **options))
-    return ServedPolicy(load_tokenizer(name, template), name, generation)
+    return Chat(load_tokenizer(name, template), name, generation)
 
 
 def load_skeleton(name: str) -> PreTrainedModel:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from replay_pools.engines import Sampler
-from replay_pools.policy.load import ServedPolicy, load_policy, load_served_policy
+from replay_pools.policy.chat import Chat
+from replay_pools.policy.load import load_policy, load_served_policy
 from replay_pools.sampling import sample
 from replay_pools.serving import Server, ServerEngine, connect
 
@@ -63,7 +64,7 @@ class Loopback:
         asked: (path, body) of every request, in the order of arrival; `headers` of the last.
     """
 
-    def __init__(self, complete: Callable[..., Completed], chat: ServedPolicy) -> None:
+    def __init__(self, complete: Callable[..., Completed], chat: Chat) -> None:
         self.complete, self.chat = complete, chat
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.failing: list[int] = []
@@ -185,12 +186,12 @@ class Loopback:
 
 
 @pytest.fixture(scope="session")
-def chat() -> ServedPolicy:
+def chat() -> Chat:
     return load_served_policy("organism")
 
 
 @pytest.fixture(scope="session")
-def loopback(chat: ServedPolicy) -> Iterator[Callable[..., Loopback]]:
+def loopback(chat: Chat) -> Iterator[Callable[..., Loopback]]:
     """loopback(complete) -> a running server."""
     servers: list[Loopback] = []
 
@@ -204,7 +205,7 @@ def loopback(chat: ServedPolicy) -> Iterator[Callable[..., Loopback]]:
 
 
 @pytest.fixture
-def engine(loopback: Callable[..., Loopback], chat: ServedPolicy) -> Callable[..., tuple[Loopback, ServerEngine]]:
+def engine(loopback: Callable[..., Loopback], chat: Chat) -> Callable[..., tuple[Loopback, ServerEngine]]:
     """engine(*complete, **settings of Server) -> (server, connected engine, which repeats a request once)."""
 
     def make(*complete: Callable[..., Completed], **settings: Any) -> tuple[Loopback, ServerEngine]:

@@ -20,10 +20,10 @@ from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.policy.adapters import quiet_peft
+from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import (
     ORGANISM_WEIGHTS,
     Policy,
-    ServedPolicy,
     load_policy,
     load_served_policy,
     load_skeleton,
@@ -134,7 +134,7 @@ def test_written_completions_end_as_the_template_ends_an_answer(case: str) -> No
     template, eos, lead, end = ENDS[case]
     tokenizer = load_tokenizer("organism")
     tokenizer.chat_template, tokenizer.eos_token = template, "<|endoftext|>"
-    chat = ServedPolicy(tokenizer, "mine", GenerationConfig(eos_token_id=eos))
+    chat = Chat(tokenizer, "mine", GenerationConfig(eos_token_id=eos))
     written = chat.completion_ids("return 3 ")
     assert written == [*tokenizer.encode("return 3 " + (lead or ""), add_special_tokens=False), end]
     assert chat.turn_end == end
