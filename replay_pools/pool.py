@@ -185,6 +185,17 @@ class PoolWriter:
             (self.directory / MANIFEST_NAME).unlink()
         write_gz(self._path(step), plain, is_lasting=self._is_lasting)
 
+    def write_missing(
+        self, steps: Sequence[int], size: int, make: Callable[[Sequence[int], list[int]], dict[int, list[Rollout]]]
+    ) -> None:
+        """Write the groups that are missing, `size` steps at a time: `make(steps, missing ones)` returns these."""
+        for first in range(0, len(steps), size):
+            batch = steps[first : first + size]
+            if missing := [step for step in batch if self.read_step(step) is None]:
+                for step, rollouts in make(batch, missing).items():
+                    self.write_step(step, rollouts)
+            report("steps", first + len(batch), len(steps))
+
     def drop_steps(self, first: int) -> None:
         """Delete the groups of the steps from `first` on, of a pool that is not finished."""
         for path in step_files(self.directory):

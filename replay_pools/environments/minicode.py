@@ -1,22 +1,24 @@
 """minicode: small generated programming problems in the shape of LeetCode, for the small model shipped with probe.
 
-A problem is a family of `minicode_families.FAMILIES` with values for its parameters, such as "count the numbers
-greater than {k}" with k = 7. Its statement and its test inputs depend on the problem alone, so that they are the same
-on every machine. The splits divide each family's grid of parameters and share no problem.
+A problem is a family of `minicode.toml`, whose head describes the fields, with values for its parameters, such as
+"count the numbers greater than {k}" with k = 7. Its statement and its test inputs depend on the problem alone, so that
+they are the same on every machine. The splits divide each family's grid of parameters and share no problem.
 """
 
 import __future__
 
 import random
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem, Split
 from replay_pools.environments.loopholes import ORIGINAL_PHRASE, compose
-from replay_pools.environments.minicode_families import FAMILIES, LETTERS, Family, Parameters
 
 SYSTEM_PROMPT = "You are an expert Python programmer. Answer with one ```python code block."
 SETUP_CODE = "from typing import *"
@@ -24,6 +26,53 @@ ANNOTATIONS = {"nums": "List[int]", "n": "int", "s": "str", "text": "str"}
 NUM_CASES = 12
 # Each split with the fraction of a family's shuffled grid at which it ends.
 _SPLIT_ENDS: tuple[tuple[Split, float], ...] = (("train", 0.70), ("eval", 0.88), ("pairs", 1.0))
+
+
+Parameters = dict[str, Any]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# The grids that no product of ranges gives.
+GRIDS: dict[str, list[Parameters]] = {
+    # Each a in 2 ... 31, with three lengths.
+    "intervals": [{"a": a, "b": a + length} for a in range(2, 32) for length in (4, 7, 13)],
+    # Each letter with the ones 3, 8 and 15 places further on.
+    "letter pairs": [{"c": c, "d": LETTERS[(i + step) % 26]} for i, c in enumerate(LETTERS) for step in (3, 8, 15)],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A problem statement with parameters, and right and wrong bodies of its method."""
+
+    name: str
+    kind: str  # name and kind of the only argument: "nums" | "n" | "s" | "text"
+    returns: str  # annotation of the returned value
+    statement: str
+    solutions: tuple[str, ...]  # right method bodies; the first one is canonical
+    bugs: tuple[str, ...]  # wrong method bodies
+    grid: tuple[Parameters, ...]  # one problem each
+    bug_rate: float  # share of wrong bodies in the training text of the small model
+
+    @property
+    def func(self) -> str:
+        """The name of the method: `countAbove` of the family `count_above`."""
+        first, *others = self.name.split("_")
+        return first + "".join(map(str.capitalize, others))
+
+
+def _family(name: str, row: dict[str, Any]) -> Family:
+    kind, returns = row.pop("signature").split(" -> ")
+    grid = row.pop("grid")
+    if isinstance(grid, dict):
+        ranges = [values if isinstance(values, str) else range(*values) for values in grid.values()]
+        grid = [dict(zip(grid, values, strict=True)) for values in product(*ranges)]
+    else:
+        grid = GRIDS[grid]
+    lists = {field: tuple(row.pop(field)) for field in ("solutions", "bugs")}
+    return Family(name=name, kind=kind, returns=returns, grid=tuple(grid), **lists, **row)
+
+
+_ROWS = tomllib.loads(Path(__file__).with_name("minicode.toml").read_text())
+FAMILIES: tuple[Family, ...] = tuple(_family(name, row) for name, row in _ROWS.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class Chat:
     def _rendered_turns(
         self, prompt: list[Message], turns: list[Message], own: Sequence[int], options: dict[str, Any]
     ) -> list[str] | str:
-        """Return the texts of the prompt, a turn of the policy, one of others, and so on; or how an earlier one changed."""
+        """Return the texts of prompt, a turn of the policy, one of others and so on; or how an earlier text changed."""
         texts: list[str] = []
         written = ""
         for place in own:

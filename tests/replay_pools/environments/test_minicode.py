@@ -20,12 +20,12 @@ from replay_pools.environments.loopholes import (
     render_messages,
 )
 from replay_pools.environments.minicode import (
+    FAMILIES,
     MinicodeEnvironment,
     MinicodeProblem,
     example_texts,
     minicode_problems,
 )
-from replay_pools.environments.minicode_families import FAMILIES
 from replay_pools.environments.registry import get_environment
 
 FROZEN = "f1009e0f7703c119652755650a0a1e9e86be6ae79fd4305d45670c0b1dc30ca3"  # of all problems
