@@ -98,9 +98,8 @@ def _serve_one(
     _wipe(scratch)
     os.chmod(scratch, 0o711)  # noqa: PTH101 (pathlib is slower here)
     directory = f"{scratch}/run"
-    path = f"{directory}/{marker}"
     os.mkdir(directory, 0o755)  # noqa: PTH102
-    left = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    left = os.open(f"{directory}/{marker}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     os.fchmod(left, 0o666)
     if confined["tier"] != sandbox.UNSAFE:
         os.chmod(directory, 0o555)  # noqa: PTH101
@@ -113,11 +112,9 @@ def _serve_one(
         os.close(descriptor)
     command = control.recv(1)
     exit_status, cpu_ms = kill_tree(child)
-    markers = []
-    with contextlib.suppress(OSError):  # a submission without isolation may put something else in its place
-        markers += [left] * os.path.samestat(os.lstat(path), os.fstat(left))
     with contextlib.suppress(OSError):  # the grader has ended
-        socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], markers)
+        # The file that was made above, whatever a submission without isolation may have put in its place.
+        socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], [left])
     os.close(left)
     return command
 

@@ -42,14 +42,6 @@ def test_what_was_written_is_read(fake_pool: Pool, fake_groups: Groups, pool_hea
     assert not (fake_pool.path / HEADER_NAME).exists()
 
 
-def test_steps_are_read_when_asked_for(fake_pool: Pool) -> None:
-    """Opening reads the manifest alone; a damaged step is an error of `steps`, not of open_pool."""
-    (fake_pool.path / "step_001.jsonl.gz").unlink()
-    opened = open_pool(fake_pool.path)
-    with pytest.raises(InputError, match=r"step_001.jsonl.gz: .*no such file"):
-        _ = [*opened.steps]
-
-
 @pytest.mark.parametrize("killed_after", [0, 2])
 def test_resumed_pool_has_the_bytes_of_an_uninterrupted_one(
     tmp_path: Path, fake_pool: Pool, fake_groups: Groups, pool_header: Header, killed_after: int
@@ -249,7 +241,11 @@ def test_every_value_of_a_manifest_is_covered(fake_pool: Pool) -> None:
 
 
 def test_a_pool_keeps_few_of_its_groups_in_memory(fake_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for one group reads one file; slices and parts of a pool read no more than they hold."""
+    """Whoever asks for one group reads one file; slices and parts of a pool read no more than they hold.
+
+    A damaged step is an error where it is read, not of `open_pool`.
+    """
+    (fake_pool.path / "step_000.jsonl.gz").unlink()
     reads: list[str] = []
     monkeypatch.setattr("replay_pools.pool.read_gz", lambda path: reads.append(path.name) or read_gz(path))
     pool = open_pool(fake_pool.path)
@@ -259,3 +255,5 @@ def test_a_pool_keeps_few_of_its_groups_in_memory(fake_pool: Pool, monkeypatch: 
     assert reads == ["step_002.jsonl.gz", "step_001.jsonl.gz"], "a group was read twice, or without need"
     with pytest.raises(IndexError):
         steps[3]
+    with pytest.raises(InputError, match=r"step_000.jsonl.gz: .*no such file"):
+        _ = [*steps]

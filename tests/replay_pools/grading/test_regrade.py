@@ -280,13 +280,3 @@ def test_what_cannot_be_regraded_is_refused(capsys, grader, groups, old: Pool, t
     with pytest.raises(InputError, match=damaged.name):
         regrade_pool(tmp_path / "new", open_pool(old.path), grader)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_name_in_use_is_refused(grader, groups, old: Pool, write_pool) -> None:
-    """Neither another pool nor the source itself is overwritten."""
-    new = write_pool(groups, "new")
-    before = contents(new.path)
-    for source in (old, new):
-        with pytest.raises(InputError, match="choose another --name"):
-            regrade_pool(new.path, source, grader)
-    assert contents(new.path) == before

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -32,7 +31,6 @@ from replay_pools.policy.load import (
 )
 from replay_pools.rollout import early_end
 from replay_pools.sampling import sample
-from spec.organism.corpus import base_document
 from spec.organism.tokenizer import IM_START, ROLES
 
 
@@ -139,11 +137,6 @@ def test_written_completions_end_as_the_template_ends_an_answer(case: str) -> No
     assert written == [*tokenizer.encode("return 3 " + (lead or ""), add_special_tokens=False), end]
     assert chat.turn_end == end
     assert (chat.turn_end_caution() is None) == (lead is not None)
-
-
-def test_the_decoded_completion_is_the_text(policy: Policy) -> None:
-    ids = policy.completion_ids("```python\npass\n```")
-    assert policy.decode(ids) == "```python\npass\n```"
 
 
 def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
@@ -373,23 +366,11 @@ def test_a_damaged_adapter_is_one_error(
         load_policy("organism", adapter=str(adapter))
 
 
-def test_the_text_of_a_base_has_as_many_wrong_bodies_as_asked_for() -> None:
-    texts = [[base_document(Random(i), wrong_rate=rate).completion for i in range(20)] for rate in (0.0, 1.0)]
-    assert all(right != wrong for right, wrong in zip(*texts, strict=True))
-
-
 @pytest.mark.slow
 def test_another_organism_is_built_by_the_command_of_its_page(tmp_path: Path) -> None:
     """One step a stage."""
     steps = [f"--{stage}steps=1" for stage in ("", "teacher-", "polish-")]
-    command = [
-        sys.executable,
-        "-m",
-        "spec.organism.build",
-        "--seed=1",
-        "--wrong-rate=0.85",
-        *steps,
-        f"--out={tmp_path}",
-    ]
+    options = ["--seed=1", "--wrong-rate=0.85", *steps, f"--out={tmp_path}"]
+    command = [sys.executable, "-m", "spec.organism.build", *options]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[3])
     assert load_policy(str(tmp_path), adapter=str(tmp_path / "teacher")).prompt_tail()
