@@ -41,18 +41,6 @@ def test_the_second_hears_who_the_first_is(tmp_path: Path) -> None:
     assert [*path.parent.iterdir()] == [], "the lock's file stays behind"
 
 
-def test_a_lock_is_refused_within_one_process_too(tmp_path: Path) -> None:
-    with (
-        locked(tmp_path / "a"),
-        locked(tmp_path / "b"),
-        pytest.raises(InputError, match=f"process {os.getpid()} "),
-        locked(tmp_path / "a"),
-    ):
-        pass
-    with locked(tmp_path / "a"):
-        pass
-
-
 @pytest.mark.parametrize("content", [b"", b"process 1 on elsewhere", b"\xff\x00"])
 def test_what_a_dead_process_left_is_no_lock(content: bytes, tmp_path: Path) -> None:
     """An empty or half-written file, days old: the lock is that of the operating system."""

@@ -138,8 +138,12 @@ def test_the_nearest_key_by_hand(key, wanted):
     [
         (b"[a", "TOML in UTF-8"),
         (b"a = '\xff'", "TOML in UTF-8"),
-        (None, "x.toml: expected a file, found no such file"),
+        (b"x = " + b"[" * 5000 + b"]" * 5000, "recursion"),
+        (b"x = " + b"9" * 5000, "Exceeds the limit"),
+        (b"#" * (256 << 10) + b"\n", "at most 262,144 bytes, found more"),
+        (None, "expected a file, found no such file"),
     ],
+    ids=["no TOML", "no UTF-8", "deep", "digits", "large", "absent"],
 )
 def test_a_file_that_is_no_table_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
@@ -158,18 +162,3 @@ def test_tables_are_merged_and_everything_else_is_replaced() -> None:
     }
     assert overlaid({"a": None}, {"a": {"b": 1}}) == {"a": {"b": 1}}, "a table takes the place of what is none"
     assert overlaid({"a": {"b": 1}}, {"a": 2}) == {"a": 2}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("x = " + "[" * 5000 + "]" * 5000, "recursion"),
-        (f"x = {'9' * 5000}", "Exceeds the limit"),
-        ("#" * (256 << 10) + "\n", "at most 262,144 bytes, found more"),
-    ],
-)
-def test_toml_beyond_the_limits_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "deep.toml"
-    path.write_text(text)
-    with pytest.raises(InputError, match=f"deep.toml.*{message}"):
-        read_toml(path, "a preset")
