@@ -4,7 +4,7 @@ vocabulary = load_vocabulary("organism")    tokenizer and configs, no weights
 faults = vocabulary.faults(pool)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, final
@@ -22,14 +22,13 @@ from replay_pools.rollout import Rollout, Template, early_end
 POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
 
 
-def positions_of(model: PreTrainedModel) -> tuple[int | None, bool]:
-    """Return (a model's positions by its config, or None; True if a table of positions ends there)."""
+def positions_of(model: PreTrainedModel) -> int | None:
+    """Return the positions of a model at which a table of them ends; None for a model without a table."""
     size = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    parts = [*model.named_modules(), *model.named_buffers()]
-    is_bound = any(
-        name.rpartition(".")[2] in POSITION_TABLES and isinstance(part, nn.Embedding | Tensor) for name, part in parts
-    )
-    return (size if isinstance(size, int) else None), is_bound
+    for name, part in [*model.named_modules(), *model.named_buffers()]:
+        if name.rpartition(".")[2] in POSITION_TABLES and isinstance(part, nn.Embedding | Tensor):
+            return size if isinstance(size, int) else None
+    return None
 
 
 @final
@@ -39,8 +38,7 @@ class Vocabulary:
 
     chat: Chat
     size: int  # rows of the embedding, at least the tokenizer's tokens
-    positions: int | None = None  # None: unknown
-    is_bound: bool = False  # a longer text fails; False: the model only was not trained on longer ones
+    positions: int | None = None  # a longer text fails; None: none does
     # {"prompt" | "completion": (ids and text, result)}: of the last one. Rollouts of a group share their prompt.
     _last: dict[str, tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -102,23 +100,10 @@ class Vocabulary:
         """Raise InputError with every kind of fault of the pool; return if it has none."""
         refuse(self.faults(pool))
 
-    def cautions(self, pool: Pool) -> list[str]:
-        """Return warnings about a pool without faults, one sentence each."""
-        lengths = [len(rollout.prompt_ids) + rollout.comp_len for group in pool.steps for rollout in group]
-        return self.length_cautions(lengths, "rollouts")
-
-    def length_cautions(self, lengths: Sequence[int], what: str) -> list[str]:
-        """Return a warning if texts of `lengths` tokens are longer than the model's training texts."""
-        longer = [length for length in lengths if self.positions is not None and length > self.positions]
-        if not longer or self.is_bound:
-            return []
-        most = f"the {self.positions} positions that {self.chat.base_model} was trained on"
-        return [f"caution: {len(longer)} of {len(lengths)} {what} are longer than {most}: up to {max(longer)} tokens"]
-
     def too_long(self, num_prompt: int, num_completion: int) -> tuple[str, str, str] | None:
         """Return (expected, found, fix) if the model has too few positions for these tokens; else None."""
         num_tokens = num_prompt + num_completion
-        if self.positions is None or not self.is_bound or num_tokens <= self.positions:
+        if self.positions is None or num_tokens <= self.positions:
             return None
         expected = f"at most {self.positions} tokens, the positions of {self.chat.base_model}"
         found = f"{num_tokens}: {num_prompt} of the prompt, {num_completion} of the completion"
@@ -154,4 +139,4 @@ def load_vocabulary(name: str, template: Template = "chat") -> Vocabulary:
     skeleton = load_skeleton(name)
     embedding = skeleton.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
-    return Vocabulary(load_served_policy(name, template), embedding.num_embeddings, *positions_of(skeleton))
+    return Vocabulary(load_served_policy(name, template), embedding.num_embeddings, positions_of(skeleton))

@@ -11,10 +11,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from attacks import job
+from attacks import ECHO, job, problem
 
 from replay_pools.base.errors import InputError
-from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import fence
 from replay_pools.grading import executor, tiers
 from replay_pools.grading.executor import Worker
@@ -29,7 +28,6 @@ class Solution:
         while time.process_time() < end: pass
         return x
 """
-ECHO = "class Solution:\n    def f(self, x):\n        return x\n"
 THREADS = """
 import threading
 def burn():
@@ -45,15 +43,12 @@ def burning(seconds):
     return BURN.replace("SECONDS", str(seconds))
 
 
-def problem(canonical, problem_id="p"):
-    return Problem(
-        problem_id=problem_id, env="test", messages=(), func_name="f", starter="", setup_code="", canonical=canonical,
-        cases=(Case(args=(1,), expected=1), Case(args=(2,), expected=2)),
-    )  # fmt: skip
+def echoes(canonical, problem_id="p"):
+    return problem(problem_id, [((1,), 1), ((2,), 2)], canonical)
 
 
 def submit(source, of=None, mode="none"):
-    return Submission(problem=of or problem(ECHO), completion=fence(source), mode=mode)
+    return Submission(problem=of or echoes(ECHO), completion=fence(source), mode=mode)
 
 
 @pytest.fixture(scope="module", params=TIERS)
@@ -152,7 +147,7 @@ def test_honest_preambles_lose_nothing(grader):
     Every second one is a script, the others in the other tier.
     """
     assert len(PREAMBLES) >= 100
-    first, patient = AVAILABLE.index(grader.isolation), problem(ECHO, "patient")
+    first, patient = AVAILABLE.index(grader.isolation), echoes(ECHO, "patient")
     modes = ["stdout_marker" if (i + first) % 2 == 0 else "none" for i in range(len(PREAMBLES))]
     asked = [submit(text + ECHO, patient, mode) for text, mode in zip(PREAMBLES, modes, strict=True)]
     grades = zip(asked, grader.grade(asked), strict=True)
@@ -165,11 +160,11 @@ def test_honest_preambles_lose_nothing(grader):
 
 def test_the_limit_of_a_problem_follows_from_its_canonical_solution():
     """10 times its CPU seconds, rounded up, and never below the floor; a slow submission then passes."""
-    heavy = problem(burning(0.06), "heavy")
+    heavy = echoes(burning(0.06), "heavy")
     with Grader(workers=1, cpu_s=LIMIT_S) as grader:
         slow = submit(burning(LIMIT_S), heavy)
         assert not grader.grade([slow])[0].gt_correct, "0.4 CPU s pass the floor"
-        canary(grader, [heavy, problem(ECHO)])
+        canary(grader, [heavy, echoes(ECHO)])
         assert LIMIT_S <= grader.limits["test", "p"] <= 1
         assert 2 <= grader.limits["test", "heavy"] <= 4
         assert grader.grade([slow])[0].gt_correct
