@@ -123,12 +123,10 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
             longer than the model can read, or more directions in a module than pairs to extract from.
     """
     errors: dict[str, InputError] = {}  # {kind: its first error}
-    lengths: list[int] = []
     for pair in pairs:
         try:
             for side in SIDES:
                 num_prompt, num_completion = map(len, _side_tokens(vocabulary.chat, pair, side)[:2])
-                lengths.append(num_prompt + num_completion)
                 if too_long := vocabulary.too_long(num_prompt, num_completion):
                     where, (expected, found, fix) = f"pair {pair.pair_id} {side}", too_long
                     errors.setdefault(expected, InputError(where, expected=expected, found=found, fix=fix))
@@ -140,7 +138,7 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
         errors["k"] = InputError("--k", expected=expected, found=str(k), fix="write more pairs, or pass a smaller --k")
     refuse([*errors.values()])
     caution = vocabulary.chat.turn_end_caution()
-    return [*([caution] if caution else []), *vocabulary.length_cautions(lengths, "answers of pairs")]
+    return [caution] if caution else []
 
 
 def _side_tokens(policy: Chat, pair: Pair, side: Side) -> tuple[list[int], list[int], list[bool] | None]:

@@ -15,7 +15,6 @@ from typing import Any
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import locked
 from replay_pools.base.software import git_commit, versions
-from replay_pools.base.terminal import report
 from replay_pools.engines import Engine, Sampler
 from replay_pools.environments.base import Environment, Problem, Split, count_tests
 from replay_pools.environments.loopholes import instructed, render_messages
@@ -93,13 +92,7 @@ class RolloutMaker:
         return rollouts
 
 
-def generate_pool(
-    directory: Path,
-    engine: Engine,
-    plan: PoolPlan,
-    sampler: Sampler,
-    grader: Grader,
-) -> None:
+def generate_pool(directory: Path, engine: Engine, plan: PoolPlan, sampler: Sampler, grader: Grader) -> None:
     """Write the pool of `plan` to `directory`, or continue an interrupted run.
 
     Raises:
@@ -113,16 +106,13 @@ def generate_pool(
         header = pool_header(engine, plan, sampler, grader, problems)
         header["tests"] |= {"left_out": len(environment.left_out)}
         writer = PoolWriter(directory, header=header)
-        maker = RolloutMaker(
-            engine=engine, sampler=sampler, grader=grader, mode=plan.mode, hint=plan.hint, group=plan.group
+        prompts = {"mode": plan.mode, "hint": plan.hint, "group": plan.group}
+        maker = RolloutMaker(engine=engine, sampler=sampler, grader=grader, **prompts)
+        writer.write_missing(
+            range(plan.steps),
+            plan.steps_per_batch,
+            lambda steps, missing: maker.make({step: problems[step] for step in steps}, missing, seed=plan.seed),
         )
-        for first in range(0, plan.steps, plan.steps_per_batch):
-            steps = range(first, min(first + plan.steps_per_batch, plan.steps))
-            missing = [step for step in steps if writer.read_step(step) is None]
-            made = maker.make({step: problems[step] for step in steps}, missing, seed=plan.seed)
-            for step, rollouts in made.items():
-                writer.write_step(step, rollouts)
-            report("steps", steps.stop, plan.steps)
         writer.finish()
 
 

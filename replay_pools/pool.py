@@ -10,7 +10,7 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -32,7 +32,6 @@ from replay_pools.base.files import (
     write_gz,
     write_sealed,
 )
-from replay_pools.base.spool import Each
 from replay_pools.base.tables import decode_json, first_difference
 from replay_pools.base.terminal import report
 from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Manifest, read_manifest
@@ -79,7 +78,7 @@ class Pool:
 
     def only(self, places: Sequence[int]) -> "Pool":
         """The pool with the groups of some places alone."""
-        return replace(self, steps=Each(places, self.steps.__getitem__))
+        return replace(self, steps=_Groups(places, self.steps.__getitem__))
 
     def header(self) -> dict[str, Any]:
         """The manifest without the computed fields: what a `PoolWriter` of a copy takes."""
@@ -92,16 +91,33 @@ class Pool:
     def verify(self) -> list[str]:
         """Every fault, one line each: damaged, changed or unlisted files, and rollouts that contradict themselves."""
         files, faults = self.manifest["files"], list[InputError]()
-        for path in step_files(self.path):
+        for path in step_files(self.path).values():
             if path.name not in files:
                 faults.append(InputError(path, expected="a file that the manifest lists", found="one that it does not"))
         for number, (name, entry) in enumerate(files.items(), 1):
             report("steps", number, len(files))
             try:
-                _read_group(self.path / name, self.manifest["prompt_tail"], entry["sha256"])
+                _read_group(self.path / name, entry["step"], self.manifest["prompt_tail"], entry["sha256"])
             except InputError as error:
                 faults += error.errors
         return [*map(str, faults)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups(Sequence[list[Rollout]]):
+    """Groups that are read whenever they are accessed."""
+
+    items: Sequence[Any]
+    read: Callable[[Any], list[Rollout]]
+
+    def __iter__(self) -> Iterator[list[Rollout]]:
+        return map(self.read, self.items)  # by place, an IndexError inside `read` would look like the end
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: Any) -> Any:
+        return [*map(self.read, self.items[place])] if isinstance(place, slice) else self.read(self.items[place])
 
 
 class PoolWriter:
@@ -132,8 +148,9 @@ class PoolWriter:
         finished, unfinished = directory / MANIFEST_NAME, directory / HEADER_NAME
         if (stored := finished if finished.exists() else unfinished).exists():
             known = {key: value for key, value in read_sealed(stored).items() if key not in COMPUTED_FIELDS}
-            if _is_confined(known) and _is_confined(self.header):
-                known["grader"]["isolation"] = self.header["grader"]["isolation"]
+            tiers = [grader["isolation"] for grader in (known["grader"], self.header["grader"])]
+            if {*"+".join(tiers).split("+")} <= {*CONFINED}:
+                known["grader"]["isolation"] = tiers[1]
             if difference := first_difference(known, self.header, free="regraded_from.agreement"):
                 name, value, wanted = difference
                 fix = "choose another --name, or delete this pool to start anew"
@@ -147,7 +164,7 @@ class PoolWriter:
     def read_step(self, step: int) -> list[Rollout] | None:
         """The group of a step; None where its file is missing, damaged or inconsistent, so has to be written."""
         with suppress(InputError):
-            return _read_group(self._path(step), self.header["prompt_tail"])
+            return _read_group(self._path(step), step, self.header["prompt_tail"])
 
     def write_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Write one group atomically.
@@ -168,10 +185,21 @@ class PoolWriter:
             (self.directory / MANIFEST_NAME).unlink()
         write_gz(self._path(step), plain, is_lasting=self._is_lasting)
 
+    def write_missing(
+        self, steps: Sequence[int], size: int, make: Callable[[Sequence[int], list[int]], dict[int, list[Rollout]]]
+    ) -> None:
+        """Write the groups that are missing, `size` steps at a time: `make(steps, missing ones)` returns these."""
+        for first in range(0, len(steps), size):
+            batch = steps[first : first + size]
+            if missing := [step for step in batch if self.read_step(step) is None]:
+                for step, rollouts in make(batch, missing).items():
+                    self.write_step(step, rollouts)
+            report("steps", first + len(batch), len(steps))
+
     def drop_steps(self, first: int) -> None:
         """Delete the groups of the steps from `first` on, of a pool that is not finished."""
-        for path in step_files(self.directory):
-            if _step(path) >= first:
+        for step, path in step_files(self.directory).items():
+            if step >= first:
                 path.unlink()
 
     def finish(self) -> Pool:
@@ -184,12 +212,12 @@ class PoolWriter:
         tiers: set[str] = set()
         # From the disk, since an earlier process may have written some of them.
         paths = step_files(self.directory)
-        for number, path in enumerate(paths, 1):
+        for number, (step, path) in enumerate(paths.items(), 1):
             report("steps checked", number, len(paths))
             plain = read_gz(path)
-            group = _parse_group(plain, path, _step(path), self.header["prompt_tail"])
+            group = _parse_group(plain, path, step, self.header["prompt_tail"])
             tiers.update(rollout.grade.isolation for rollout in group)
-            files[path.name] = {"step": _step(path), "rollouts": len(group), "sha256": sha256(plain)}
+            files[path.name] = {"step": step, "rollouts": len(group), "sha256": sha256(plain)}
         if not files:
             raise InputError(self.directory, expected="at least one step", found="none")
         remove_leftovers(self.directory)
@@ -214,10 +242,6 @@ def encode_group(rollouts: Sequence[Rollout]) -> bytes:
     return b"".join((line.removesuffix(NO_MASK) + b"}" if line.endswith(NO_MASK) else line) + b"\n" for line in lines)
 
 
-def _is_confined(header: dict[str, Any]) -> bool:
-    return {*header["grader"]["isolation"].split("+")} <= {*CONFINED}
-
-
 def open_pool(path: Path) -> Pool:
     """Open the pool in a directory.
 
@@ -235,8 +259,12 @@ def open_pool(path: Path) -> Pool:
         raise InputError(path, expected=f"a pool, with {MANIFEST_NAME}", found=found, fix=fix)
     manifest = read_manifest(path)
     files, tail = manifest["files"], manifest["prompt_tail"]
-    read = lru_cache(REMEMBERED)(lambda name: _read_group(path / name, tail, files[name]["sha256"]))
-    return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=Each([*files], read))
+
+    @lru_cache(REMEMBERED)
+    def read(name: str) -> list[Rollout]:
+        return _read_group(path / name, files[name]["step"], tail, files[name]["sha256"])
+
+    return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=_Groups([*files], read))
 
 
 def resolve_pool(name: str, out_dir: Path) -> Path:
@@ -247,26 +275,21 @@ def resolve_pool(name: str, out_dir: Path) -> Path:
     """
     if "/" in name:
         return Path(name)
-    places = _places(out_dir)
-    for place in (*places, Path()):
-        if (place / name).is_dir():
-            return place / name
-    raise unknown_name(
-        f"pool {name}",
-        name,
-        pool_names(out_dir),
-        expected=f"a directory in {places[0]}, or a built-in pool",
-        fix="pass a path with a slash for a pool elsewhere",
-    )
+    if found := _found(name, out_dir):
+        return found
+    expected = f"a directory in {out_dir / 'pools'}, or a built-in pool"
+    fix = "pass a path with a slash for a pool elsewhere"
+    raise unknown_name(f"pool {name}", name, pool_names(out_dir), expected=expected, fix=fix)
 
 
 def pool_reference(directory: Path, out_dir: Path) -> str:
     """What a command calls the pool in `directory`: its name where that alone finds it, else its path."""
-    try:
-        found_by_name = resolve_pool(directory.name, out_dir)
-    except InputError:
-        return str(directory)
-    return directory.name if found_by_name.resolve() == directory.resolve() else str(directory)
+    found = _found(directory.name, out_dir)
+    return directory.name if found and found.resolve() == directory.resolve() else str(directory)
+
+
+def _found(name: str, out_dir: Path) -> Path | None:
+    return next((place / name for place in (*_places(out_dir), Path()) if (place / name).is_dir()), None)
 
 
 def pool_names(out_dir: Path) -> list[str]:
@@ -282,23 +305,17 @@ def _places(out_dir: Path) -> tuple[Path, ...]:
     return (out_dir / "pools", BUILTIN)
 
 
-def step_files(directory: Path) -> list[Path]:
-    """The step files of a directory, in step order (by number: step_1000 comes after step_999)."""
-    return sorted((path for path in directory.iterdir() if STEP_NAME.fullmatch(path.name)), key=_step)
+def step_files(directory: Path) -> dict[int, Path]:
+    """{step: its file} of a directory, in order (by number: step_1000 comes after step_999)."""
+    matches = ((STEP_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
-def _step(path: Path) -> int:
-    """NNN of `step_NNN.jsonl.gz`."""
-    match = STEP_NAME.fullmatch(path.name)
-    assert match is not None, path
-    return int(match[1])
-
-
-def _read_group(path: Path, tail: str, listed: str | None = None) -> list[Rollout]:
+def _read_group(path: Path, step: int, tail: str, listed: str | None = None) -> list[Rollout]:
     """Return the group of a step file.
 
     Args:
-        path: the file.
+        path: the file of `step`.
         tail: text that the chat template puts at the end of every prompt of the pool.
         listed: sha256 that the file must have.
 
@@ -308,7 +325,7 @@ def _read_group(path: Path, tail: str, listed: str | None = None) -> list[Rollou
     plain = read_gz(path)
     if listed is not None:
         check_sha256(path, sha256(plain), listed, "copy or generate the pool again")
-    return _parse_group(plain, path, _step(path), tail)
+    return _parse_group(plain, path, step, tail)
 
 
 def _parse_group(plain: bytes, where: object, step: int, tail: str) -> list[Rollout]:

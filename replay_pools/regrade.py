@@ -11,7 +11,7 @@ imported pool the labels of INFERRED follow from its rewards and are not compare
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import file_sha256, locked
-from replay_pools.base.terminal import report
 from replay_pools.environments.base import Problem, count_tests
 from replay_pools.environments.loopholes import known_mode
 from replay_pools.environments.registry import all_problems, get_environment
@@ -53,25 +52,25 @@ def regrade_pool(
     with locked(directory):
         problems = find_problems(source, env)
         # All groups are checked before the first is graded: a refusal after an hour would leave half a pool.
-        groups = [[_with_mode(each, mode, problems[each.problem_id]) for each in group] for group in source.steps]
+        groups = {
+            group[0].step: [_with_mode(each, mode, problems[each.problem_id]) for each in group]
+            for group in source.steps
+        }
         canary(grader, problems.values())
         # Made after all checks, so that a refusal leaves no directory behind.
         writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
-        todo = [i for i, group in enumerate(groups) if writer.read_step(group[0].step) is None]  # positions in `groups`
-        for first in range(0, len(todo), STEPS_PER_CALL):
-            batch = todo[first : first + STEPS_PER_CALL]
+
+        def regraded(_: Sequence[int], missing: list[int]) -> dict[int, list[Rollout]]:
             grades = iter(
-                grader.grade(
-                    [
-                        Submission(problem=problems[each.problem_id], completion=each.answer, mode=each.env_mode)
-                        for each in chain(*(groups[i] for i in batch))
-                    ]
-                )
-            )
-            for i in batch:
-                writer.write_step(groups[i][0].step, [rollout.regraded(next(grades)) for rollout in groups[i]])
-            report("steps", len(groups) - len(todo) + first + len(batch), len(groups))
-        new = [writer.read_step(group[0].step) or [] for group in groups]
+                grader.grade([
+                    Submission(problem=problems[each.problem_id], completion=each.answer, mode=each.env_mode)
+                    for each in chain(*map(groups.__getitem__, missing))
+                ])
+            )  # fmt: skip
+            return {step: [rollout.regraded(next(grades)) for rollout in groups[step]] for step in missing}
+
+        writer.write_missing([*groups], STEPS_PER_CALL, regraded)
+        new = [writer.read_step(step) or [] for step in groups]
         writer.header["regraded_from"]["agreement"] = agreement(chain(*source.steps), chain(*new))
         return writer.finish()
 
@@ -91,24 +90,19 @@ def agreement(old: Iterable[Rollout], new: Iterable[Rollout]) -> list[dict[str, 
     pairs = list(zip(old, new, strict=True))
     rows: list[dict[str, Any]] = []
     for label in LABELS:
-        levels: list[tuple[float, float, bool]] = []  # before, after, whether they are the same
+        levels: list[tuple[Any, Any]] = []  # before, after
         for before, after in pairs:
-            one, other = (each.reward if label == "reward" else getattr(each.grade, label) for each in (before, after))
+            level = tuple(each.reward if label == "reward" else getattr(each.grade, label) for each in (before, after))
             is_inferred = label in INFERRED and before.grade.grader == LOGGED_GRADER
-            if not is_inferred and one is not None and other is not None:
-                levels.append((_level(one), _level(other), one == other))
-        row = {"label": label, "n": len(levels)}
-        row["rate"] = sum(same for _, _, same in levels) / len(levels) if levels else None
-        # Two different mechanisms count as a disagreement, but in neither direction.
-        row["old_only"] = sum(before > after for before, after, _ in levels)
-        row["new_only"] = sum(after > before for before, after, _ in levels)
-        rows.append(row)
+            if not is_inferred and None not in level:
+                levels.append(level)
+        rate = sum(before == after for before, after in levels) / len(levels) if levels else None
+        if label == "mechanism":
+            # Any mechanism is more than none: two different ones disagree, but in neither direction.
+            levels = [(before != "none", after != "none") for before, after in levels]
+        old_only, new_only = (sum(before > after for before, after in side) for side in (levels, map(reversed, levels)))
+        rows.append({"label": label, "n": len(levels), "rate": rate, "old_only": old_only, "new_only": new_only})
     return rows
-
-
-def _level(value: bool | float | str) -> float:
-    """Return a label as a number: any mechanism is more than none."""
-    return float(value != "none" if isinstance(value, str) else value)
 
 
 def _environment(pool: Pool) -> str | None:

@@ -30,9 +30,7 @@ CONFINED = ("A", "B")  # `grade.isolation` of all others: the labels of both tie
 LARGEST_ID = 2**31 - 1
 
 FinishReason = Literal["stop", "length"]
-Template = Literal[
-    "chat", "plain"
-]  # of prompts: the tokenizer's, or the texts of the messages, a line break after each
+Template = Literal["chat", "plain"]  # of prompts: the tokenizer's, or the texts of the messages, a line each
 CodeRule = Literal["solution", "joined"]  # which blocks of a completion are its code: grading.blocks
 CODE_RULES: tuple[CodeRule, ...] = get_args(CodeRule)
 
@@ -164,25 +162,26 @@ class Rollout:
             messages=prompt.messages,
             prompt=prompt.text,
             prompt_ids=prompt.ids,
-            plen=len(prompt.ids),
-            prompt_sha=prompt_sha(prompt.text),
             completion=text,
             completion_ids=completion.ids,
-            comp_len=len(completion.ids),
             finish_reason=completion.finish_reason,
             sampling_logprobs=completion.logprobs,
             completion_mask=mask,
-            hacked=grade.hacked,
-            gt_pass=grade.gt_correct,
-            fmt_ok=grade.fmt_ok,
             grade=grade,
+            **_derived(prompt.text, prompt.ids, completion.ids, grade),
             **facts,
         )
 
     def regraded(self, grade: Grade) -> "Rollout":
         """The same rollout with other labels."""
-        labels = {"hacked": grade.hacked, "gt_pass": grade.gt_correct, "fmt_ok": grade.fmt_ok}
-        return replace(self, grade=grade, reward=grade.reward, **labels)
+        derived = _derived(self.prompt, self.prompt_ids, self.completion_ids, grade)
+        return replace(self, grade=grade, reward=grade.reward, **derived)
+
+
+def _derived(prompt: str, prompt_ids: list[int], completion_ids: list[int], grade: Grade) -> dict[str, Any]:
+    """Return the fields of a rollout that follow from these."""
+    lengths = {"plen": len(prompt_ids), "comp_len": len(completion_ids), "prompt_sha": prompt_sha(prompt)}
+    return lengths | {"hacked": grade.hacked, "gt_pass": grade.gt_correct, "fmt_ok": grade.fmt_ok}
 
 
 def runs_of(mask: Sequence[bool]) -> list[tuple[int, int]]:
@@ -238,17 +237,13 @@ def _rollout_faults(rollout: Rollout, *, step: int, tail: str) -> list[tuple[str
     exploited = None  # passed and not right, where both are known
     if grade.passed is not None and grade.gt_correct is not None:
         exploited = grade.passed and not grade.gt_correct
+    derived = _derived(rollout.prompt, rollout.prompt_ids, rollout.completion_ids, grade)
     equal: list[tuple[str, Any, Any]] = [  # field, stored value, expected value
         ("step", rollout.step, step),
-        ("plen", rollout.plen, len(rollout.prompt_ids)),
-        ("comp_len", rollout.comp_len, len(rollout.completion_ids)),
+        *((field, getattr(rollout, field), value) for field, value in derived.items()),
         ("sampling_logprobs", rollout.comp_len if logprobs is None else len(logprobs), rollout.comp_len),
-        ("prompt_sha", rollout.prompt_sha, prompt_sha(rollout.prompt)),
         # A slice, so that the error shows the stored tail; `max`, because a negative start would count from the end.
         ("prompt tail", rollout.prompt[max(0, len(rollout.prompt) - len(tail)) :], tail),
-        ("hacked", rollout.hacked, grade.hacked),
-        ("gt_pass", rollout.gt_pass, grade.gt_correct),
-        ("fmt_ok", rollout.fmt_ok, grade.fmt_ok),
         ("grade exploited", grade.exploited, exploited),
         # Others pay by other rules: their rewards are kept as logged and follow from no label.
         ("reward", rollout.reward, rollout.reward if grade.grader == LOGGED_GRADER else grade.reward),

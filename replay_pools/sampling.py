@@ -244,8 +244,10 @@ class Decoder:
             raise InputError("sampling", expected="an architecture with transformers' DynamicCache", found=found)
         self._model, self._device = model, next(model.parameters()).device
         self._takes = inspect.signature(model.forward).parameters.keys()
-        # The last token is drawn and never read, so it needs no room.
-        self._cache = _roomy_cache(model.config, num_new - 1)
+        self._cache = cache = DynamicCache(config=model.config)
+        # The last token is drawn and never read, so it needs no room. Sliding windows and recurrences stay as they are.
+        roomy = [_RoomyLayer(num_new - 1) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        cache.layers = roomy
         distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         longest = max(map(len, distinct))
         ids = torch.full((len(distinct), longest), pad_id)
@@ -313,20 +315,11 @@ class _RoomyLayer(DynamicLayer):
         if self.keys is None or self.values is None:  # this layer shares the keys and values of another one
             return
         if self._whole is None:
-            self._whole = _with_room(self.keys, self._room), _with_room(self.values, self._room)
+            one, other = (
+                states.new_empty(*states.shape[:2], states.shape[2] + self._room, states.shape[3])
+                for states in (self.keys, self.values)
+            )
+            self._whole = one, other
         end = self.keys.shape[2]
         keys, values = (whole[: len(beam_idx), :, :end] for whole in self._whole)
         self.keys, self.values = keys.copy_(self.keys), values.copy_(self.values)
-
-
-def _with_room(states: Tensor, room: int) -> Tensor:
-    """Copy `states` (B, heads, positions, size) into an allocation with `room` more positions."""
-    rows, heads, positions, size = states.shape
-    return states.new_empty(rows, heads, positions + room, size)
-
-
-def _roomy_cache(config: PreTrainedConfig, room: int) -> DynamicCache:
-    """Return an empty cache. Layers other than plain attention (sliding windows, recurrences) stay transformers'."""
-    cache = DynamicCache(config=config)
-    cache.layers = [_RoomyLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated, Any, TypeVar, final
+from typing import Annotated, Any, Literal, TypeVar, final
 
 import httpx
 import orjson
@@ -53,8 +53,7 @@ class Answer(BaseModel):
 
     ids: list[TokenId] = Field(validation_alias=AliasPath("choices", 0, "token_ids"), min_length=1)
     logprobs: list[float] = Field(validation_alias=AliasPath("choices", 0, "logprobs", "token_logprobs"))  # nats
-    finish: str = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))
-    num_prompt_tokens: int = Field(validation_alias=AliasPath("usage", "prompt_tokens"))
+    finish: Literal["stop", "length"] = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))
 
 
 class Unreachable(InputError):  # noqa: N818 a state that may pass
@@ -220,9 +219,7 @@ class ServerEngine:
                 field = ".".join(map(str, first["loc"])) or "the answer"
                 found = "nothing" if first["type"] == "missing" else _on_one_line(repr(first["input"]))
                 raise InputError(place, expected=f"{field}: {first['msg']}", found=found, fix=IDS_FIX) from error
-            for is_sound, expected, found, fix in self._checks(answer, len(prompts[i]), sampler.max_new_tokens):
-                if not is_sound:
-                    raise InputError(place, expected=expected, found=found, fix=fix)
+            self._check(answer, sampler.max_new_tokens, place)
             finish = "stop" if answer.ids[-1] in self.chat.eos_ids else "length"
             logprobs = answer.logprobs if reports_logprobs_of(sampler) else None
             return Completion(ids=answer.ids, logprobs=logprobs, finish_reason=finish)
@@ -230,29 +227,24 @@ class ServerEngine:
         again = "a restarted server has lost pushed adapters: the same command pushes them again, and continues"
         return self.server.ask_all(COMPLETIONS, bodies, read, fix=again if self.is_adapter else "")
 
-    def _checks(self, answer: Answer, num_prompt: int, limit: int) -> list[tuple[bool, str, str, str]]:
-        """Return (whether it holds, expected, found, fix) of all that an answer has to agree with in its request.
+    def _check(self, answer: Answer, limit: int, place: str) -> None:
+        """Raise InputError if an answer contradicts its request, whose ids decide whether a turn has ended."""
 
-        The ids decide whether a turn has ended, and the finish reason of the server must agree.
-        """
-        ids, ends, highest = answer.ids, self.chat.eos_ids, max(answer.logprobs, default=0)
+        def need(holds: bool, expected: str, found: str, fix: str = "") -> None:
+            if not holds:
+                raise InputError(place, expected=expected, found=found, fix=fix)
+
+        ids, logprobs, ends, highest = answer.ids, answer.logprobs, self.chat.eos_ids, max(answer.logprobs, default=0)
+        need(len(logprobs) == len(ids), f"{len(ids)} log-probabilities, one an id", str(len(logprobs)), IDS_FIX)
+        need(highest <= LOG_ONE, "log-probabilities", f"{highest:g}, above 0", "serve with another --logprobs-mode")
         end = next((i for i, token in enumerate(ids) if token in ends), None)
-        # Shorter than the limit without an end of turn: the server's context was full.
-        is_whole = len(ids) == limit or (end is not None and len(ids) < limit)
-        is_stop = end is not None or answer.finish != "stop"
-        sent, scores = f"the prompt of {num_prompt} ids as it was sent", f"{len(ids)} log-probabilities, one an id"
-        logits = "logits are no log-probabilities: serve with another --logprobs-mode"
+        need(end in (None, len(ids) - 1), "an end of turn at the end", f"one at {end} of {len(ids)} ids")
         other_model = "serve the model that --model names, with its own end-of-turn ids"
+        need(end is not None or answer.finish != "stop", f"a stop at one of {list(ends)}", f"{ids[-1:]}", other_model)
+        # Shorter than the limit without an end of turn: the server's context was full.
         longer = "serve with a larger --max-model-len, or lower --max-new-tokens"
-        return [
-            (answer.num_prompt_tokens == num_prompt, sent, f"{answer.num_prompt_tokens} ids", ""),
-            (len(answer.logprobs) == len(ids), scores, str(len(answer.logprobs)), IDS_FIX),
-            (highest <= LOG_ONE, "log-probabilities", f"{highest:g}, above 0", logits),
-            (end in (None, len(ids) - 1), "an end of turn at the end", f"one at {end} of {len(ids)} ids", ""),
-            (is_stop, f"a stop at one of {list(ends)}", f"a stop at {ids[-1:]}", other_model),
-            (answer.finish in ("stop", "length"), "finish reason stop or length", repr(answer.finish), ""),
-            (is_whole, f"{limit} ids, or an end of turn before", f"{len(ids)} ids without one", longer),
-        ]
+        is_whole = len(ids) == limit or (end is not None and len(ids) < limit)
+        need(is_whole, f"{limit} ids, or an end of turn before", f"{len(ids)} ids without one", longer)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """Return `policy` and `engine` for the header of a pool.

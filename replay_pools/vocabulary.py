@@ -4,16 +4,15 @@ vocabulary = load_vocabulary("organism")    tokenizer and configs, no weights
 faults = vocabulary.faults(pool)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import Any, final
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from replay_pools.base.errors import Faults, InputError, refuse
+from replay_pools.base.errors import Faults, InputError, refuse, text_difference
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_served_policy, load_skeleton
 from replay_pools.pool import Pool
@@ -21,17 +20,15 @@ from replay_pools.rollout import Rollout, Template, early_end
 
 # Modules or buffers with one row for each position.
 POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
-EXCERPT_CHARS = 12  # of a text in an error
 
 
-def positions_of(model: PreTrainedModel) -> tuple[int | None, bool]:
-    """Return (a model's positions by its config, or None; True if a table of positions ends there)."""
+def positions_of(model: PreTrainedModel) -> int | None:
+    """Return the positions of a model at which a table of them ends; None for a model without a table."""
     size = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    parts = [*model.named_modules(), *model.named_buffers()]
-    is_bound = any(
-        name.rpartition(".")[2] in POSITION_TABLES and isinstance(part, nn.Embedding | Tensor) for name, part in parts
-    )
-    return (size if isinstance(size, int) else None), is_bound
+    for name, part in [*model.named_modules(), *model.named_buffers()]:
+        if name.rpartition(".")[2] in POSITION_TABLES and isinstance(part, nn.Embedding | Tensor):
+            return size if isinstance(size, int) else None
+    return None
 
 
 @final
@@ -41,15 +38,9 @@ class Vocabulary:
 
     chat: Chat
     size: int  # rows of the embedding, at least the tokenizer's tokens
-    positions: int | None = None  # None: unknown
-    is_bound: bool = False  # a longer text fails; False: the model only was not trained on longer ones
+    positions: int | None = None  # a longer text fails; None: none does
     # {"prompt" | "completion": (ids and text, result)}: of the last one. Rollouts of a group share their prompt.
     _last: dict[str, tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @cached_property
-    def turn_ends(self) -> tuple[int, ...]:
-        """All ids that end a turn; cached, as the tokenizer looks them up each time."""
-        return self.chat.eos_ids
 
     def faults(self, pool: Pool) -> list[InputError]:
         """Return one error for every kind of fault in a pool, with the number of rollouts that have it."""
@@ -72,7 +63,7 @@ class Vocabulary:
             return  # unknown ids have no text to compare
         if too_long := self.too_long(len(rollout.prompt_ids), len(ids)):
             note("positions", "", *too_long)
-        if (end := early_end(ids, rollout.completion_mask, self.turn_ends)) is not None:
+        if (end := early_end(ids, rollout.completion_mask, self.chat.eos_ids)) is not None:
             found = f"{len(ids) - end - 1} ids after id {ids[end]} at {end} of {len(ids)}"
             fix = "cut them, with their text, where the turn ends, or mask the turns of tools and users"
             note("end", "completion_ids", "no id after the end of the turn", found, fix)
@@ -81,7 +72,7 @@ class Vocabulary:
         if decoded != rollout.completion and self._bare(rollout.completion) not in map(
             self._bare, (decoded, str(self.chat.tokenizer.decode(ids, clean_up_tokenization_spaces=True)))
         ):
-            difference = _difference(decoded, rollout.completion)
+            difference = text_difference(decoded, rollout.completion)
             note("completion", "completion", f"the text of completion_ids by the tokenizer of {model}", difference, fix)
         if difference := self._once("prompt", (rollout.prompt_ids, rollout.prompt), self._prompt_difference):
             note("prompt", "prompt", f"the text of prompt_ids by the tokenizer of {model}", difference, fix)
@@ -92,7 +83,7 @@ class Vocabulary:
         if not ids or self.chat.tokenizer.encode(text, add_special_tokens=False) == ids:
             return ""
         decoded = str(self.chat.tokenizer.decode(ids))
-        return "" if self._bare(decoded) == self._bare(text) else _difference(decoded, text)
+        return "" if self._bare(decoded) == self._bare(text) else text_difference(decoded, text)
 
     def _once(self, kind: str, key: tuple[Any, ...], make: Callable[..., Any]) -> Any:
         """Return `make(*key)`, or the last result for an equal key."""
@@ -109,23 +100,10 @@ class Vocabulary:
         """Raise InputError with every kind of fault of the pool; return if it has none."""
         refuse(self.faults(pool))
 
-    def cautions(self, pool: Pool) -> list[str]:
-        """Return warnings about a pool without faults, one sentence each."""
-        lengths = [len(rollout.prompt_ids) + rollout.comp_len for group in pool.steps for rollout in group]
-        return self.length_cautions(lengths, "rollouts")
-
-    def length_cautions(self, lengths: Sequence[int], what: str) -> list[str]:
-        """Return a warning if texts of `lengths` tokens are longer than the model's training texts."""
-        longer = [length for length in lengths if self.positions is not None and length > self.positions]
-        if not longer or self.is_bound:
-            return []
-        most = f"the {self.positions} positions that {self.chat.base_model} was trained on"
-        return [f"caution: {len(longer)} of {len(lengths)} {what} are longer than {most}: up to {max(longer)} tokens"]
-
     def too_long(self, num_prompt: int, num_completion: int) -> tuple[str, str, str] | None:
         """Return (expected, found, fix) if the model has too few positions for these tokens; else None."""
         num_tokens = num_prompt + num_completion
-        if self.positions is None or not self.is_bound or num_tokens <= self.positions:
+        if self.positions is None or num_tokens <= self.positions:
             return None
         expected = f"at most {self.positions} tokens, the positions of {self.chat.base_model}"
         found = f"{num_tokens}: {num_prompt} of the prompt, {num_completion} of the completion"
@@ -161,12 +139,4 @@ def load_vocabulary(name: str, template: Template = "chat") -> Vocabulary:
     skeleton = load_skeleton(name)
     embedding = skeleton.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
-    return Vocabulary(load_served_policy(name, template), embedding.num_embeddings, *positions_of(skeleton))
-
-
-def _difference(expected: str, actual: str) -> str:
-    """Describe where two texts differ, as `'x = 1' for 'x = 2' from character 40`."""
-    i = 0
-    while i < min(len(expected), len(actual)) and expected[i] == actual[i]:
-        i += 1
-    return f"{actual[i : i + EXCERPT_CHARS]!r} for {expected[i : i + EXCERPT_CHARS]!r} from character {i}"
+    return Vocabulary(load_served_policy(name, template), embedding.num_embeddings, positions_of(skeleton))

@@ -14,7 +14,6 @@ from probe.cli._frame import Text, command, echo, log_options, name_option, say
 from probe.cli._settings import MODEL, PAIRS, configured, given_keys, settings_options, verb
 from probe.cli.report import report_of
 from probe.records.run import elsewhere
-from probe.settings.training import ModelConfig
 from replay_pools.pool import Pool
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def check(rollouts: Path, name: str | None, limit: int | None, out: Path, **give
     log, (first, *others) = checked(rollouts, config, keys, **reading, without_pairs=_without_pairs)
     config, name = settled(log, config, keys, name, limit)
     pool = imported(log, config, name, out, limit)
-    yield from _of_log(log, pool, config.model)
+    yield from _of_log(log, pool)
     yield from (first, *(f"  {note}" for note in others))
     from probe.runs.preview import adapted_weights  # brings torch, which a faulty log does not wait for
 
@@ -74,17 +73,16 @@ def _without_pairs(log: "CheckedLog") -> None:
     echo(f"{recognised(log)}\n  {hacks}; rewards differ in {spread} groups, and only those have an update")
 
 
-def _of_log(log: "CheckedLog", pool: Pool, model: ModelConfig) -> Iterator[str]:
+def _of_log(log: "CheckedLog", pool: Pool) -> Iterator[str]:
     """Yield lines on recognised columns, chosen settings, cautions and facts that no log records."""
     from probe.runs.check import group_size, recognised
-    from replay_pools.vocabulary import load_vocabulary
 
     cautions = pool.cautions
     chosen = [note for note in log.notes if note not in cautions]
     yield recognised(log)
     if chosen:
         yield f"  {'; '.join(chosen)}"
-    for note in (*cautions, *load_vocabulary(str(model.name), model.template).cautions(pool)):
+    for note in cautions:
         yield f"  {note}"
     largest, size = max(map(len, log.groups)), group_size(log)
     if largest > size:

@@ -86,7 +86,7 @@ def extracted(
     else:
         embedding = policy.model.get_input_embeddings()
         assert isinstance(embedding, nn.Embedding)
-        vocabulary = Vocabulary(policy, embedding.num_embeddings, *positions_of(policy.model))
+        vocabulary = Vocabulary(policy, embedding.num_embeddings, positions_of(policy.model))
     for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
         say(sentence)
     # A model in memory may have hooks and changes that no cache key covers.

@@ -88,4 +88,4 @@ def as_policy(model: Any, tokenizer: Any = None) -> Policy:
         found = type(tokenizer).__name__
         raise InputError("tokenizer", expected="the model's, of transformers", found=found)
     name = str(model.config._name_or_path or type(model).__name__)
-    return Policy(model, tokenizer, name, None, weights_sha(model))
+    return Policy(tokenizer, name, model.generation_config, model, None, weights_sha(model))

@@ -86,7 +86,7 @@ class ReplayInputs(Inputs[ReplayConfig]):
             # An id beyond the embedding would fail inside a forward pass without naming the rollout.
             vocabulary.check(pool)
             scale = config.objectives()[config.primary].scale_rewards
-            self._say_of(pool, [*vocabulary.cautions(pool), *other_scale(scale, pool.manifest)])
+            self._say_of(pool, other_scale(scale, pool.manifest))
         if config.intervention.v_hack is None:
             pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
             for sentence in check_pairs(vocabulary, pairs, k):

@@ -8,6 +8,7 @@ the command it is for. Any other command takes only the tables in `SHARED` from 
 """
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from probe.settings.run import CONFIGS, KEYS
 from probe.settings.words import Verb
 from replay_pools.base.errors import InputError, refuse
-from replay_pools.base.tables import NO_VALUE, decode, flat, overlaid, parse_toml, read_toml, toml_text
+from replay_pools.base.tables import NO_VALUE, decode, flat, overlaid, read_toml, toml_text
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}
@@ -113,8 +114,8 @@ def parse_setting(text: str) -> dict[str, Any]:
         raise InputError("--set", expected="KEY=VALUE, as objective.beta=0.01", found=repr(text))
     toml_value = f'"{value}"' if _needs_no_quotes(value) else value
     try:
-        return parse_toml(f"{key} = {toml_value}")
-    except ValueError as error:
+        return tomllib.loads(f"{key} = {toml_value}")
+    except (ValueError, RecursionError) as error:
         fix = f"""quote a text with spaces: --set '{key}="..."'"""
         raise InputError(f"--set {key}", expected="a value in TOML", found=repr(value), fix=fix) from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 MAX_SHOWN_CHARS = 4000  # of a place, or of a found value
 MAX_LINES = 20  # different faults in one message; the rest is counted
+EXCERPT_CHARS = 12  # of a text that differs from another
 MAX_NAMES = 8  # names listed in one line
 
 
@@ -44,6 +45,13 @@ class InputError(Exception):
 def cut(text: str, most: int = MAX_SHOWN_CHARS) -> str:
     """Shorten a text for an error; a shortened text states its full length."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def text_difference(expected: str, actual: str) -> str:
+    """Describe where two texts differ, as `'x = 1' for 'x = 2' from character 40`."""
+    pairs = enumerate(zip(expected, actual, strict=False))
+    i = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(actual)))
+    return f"{actual[i : i + EXCERPT_CHARS]!r} for {expected[i : i + EXCERPT_CHARS]!r} from character {i}"
 
 
 class FieldError(InputError, ValueError):
@@ -117,11 +125,6 @@ class Faults:
     def __bool__(self) -> bool:
         """Return True if anything was added."""
         return bool(self._found)
-
-    def take(self, others: "Faults") -> None:
-        """Add all faults of `others`."""
-        for (kind, _), (error, count) in others._found.items():
-            self.note(error, kind, count)
 
     def errors(self) -> list[InputError]:
         """Return one error for each fault, at its first place, with the number of the other places."""

@@ -18,14 +18,13 @@ import os
 import re
 import socket
 import stat
-import sys
 import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from io import BufferedReader
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ import orjson
 from filelock import FileLock, Timeout
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.terminal import without_secrets
 
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 # Decompressed bytes of a gzip file. Our largest file holds one group or step: 64 completions of 32,768 tokens are about
@@ -101,14 +99,14 @@ def open_file(path: Path) -> BufferedReader:
 def read_plain(path: Path, limit: int = MAX_PLAIN) -> bytes:
     """Return the bytes of a file; InputError as in `open_file`, or for more than `limit` bytes."""
     with open_file(path) as file:
-        plain = file.read(limit + 1)
+        return _read(file, limit, path)
+
+
+def _read(file: BufferedIOBase, limit: int, path: Path) -> bytes:
+    plain = file.read(limit + 1)
     if len(plain) > limit:
-        raise InputError(path, expected=f"at most {_size(limit)}", found="more", fix="is it the right file?")
+        raise InputError(path, expected=f"at most {limit:,} bytes", found="more", fix="is it the right file?")
     return plain
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
 
 
 def file_sha256(path: Path) -> str:
@@ -146,20 +144,12 @@ def dump_json(value: Any) -> bytes:
 
 def write_json(path: Path, value: Any) -> None:
     """Write one indented JSON document atomically."""
-    write_atomic(path, _document(value))
-
-
-def _document(value: Any) -> bytes:
-    return orjson.dumps(value, option=JSON_OPTIONS | orjson.OPT_INDENT_2) + b"\n"
+    write_atomic(path, orjson.dumps(value, option=JSON_OPTIONS | orjson.OPT_INDENT_2) + b"\n")
 
 
 def write_sealed(path: Path, table: Mapping[str, Any]) -> None:
     """Write an object as `write_json`, with the sha256 of its `dump_json` bytes under SEAL."""
-    write_atomic(path, _sealed(table))
-
-
-def _sealed(table: Mapping[str, Any]) -> bytes:
-    return _document({**table, SEAL: sha256(dump_json(table))})
+    write_json(path, {**table, SEAL: sha256(dump_json(table))})
 
 
 def read_sealed(path: Path, schema: int | None = None, fix: str = "") -> dict[str, Any]:
@@ -169,17 +159,15 @@ def read_sealed(path: Path, schema: int | None = None, fix: str = "") -> dict[st
         schema: the required `schema`; `fix` says what to do about another one.
 
     Raises:
-        InputError: as in `read_json`; no object, no hash, any changed byte, or another schema.
+        InputError: as in `read_json`; no object, no hash, any changed value, or another schema.
     """
-    plain = read_plain(path, MAX_DOCUMENT)
-    table = parse_json(plain, path)
+    table = read_json(path)
     if not isinstance(table, dict):
         raise InputError(path, expected="an object", found=type(table).__name__)
-    seal = table.pop(SEAL, None)
-    if plain != _sealed(table):
-        expected = f"its {SEAL}" + f" {str(seal)[:16]}" * (seal is not None)
-        found = "none" if seal is None else f"{sha256(dump_json(table))[:16]}, or changed white space"
-        raise InputError(path, expected=expected, found=found, fix="it was changed: copy it again or make it again")
+    seal, actual = table.pop(SEAL, None), sha256(dump_json(table))
+    if seal != actual:
+        changed = "it was changed: copy it again or make it again"
+        raise InputError(path, expected=f"its {SEAL} {actual[:16]}", found=str(seal)[:16], fix=changed)
     if schema is not None and table.get("schema") != schema:
         raise InputError(path, expected=f"schema {schema}", found=repr(table.get("schema")), fix=fix)
     return table
@@ -194,34 +182,27 @@ def read_json(path: Path) -> Any:
     return parse_json(read_plain(path, MAX_DOCUMENT), path)
 
 
-def parse_json(text: bytes, where: object) -> Any:
+def parse_json(text: bytes, where: object, *, is_python: bool = False) -> Any:
     """Parse one strict JSON document.
 
-    Raises:
-        InputError: not JSON, a repeated key or a number out of range; it names `where`.
-    """
+    Args:
+        text: the document.
+        where: names it in errors.
+        is_python: take what Python's json writes: a bare NaN or infinity, and integers of any size.
 
-    def parse() -> Any:
+    Raises:
+        InputError: not JSON, more than MAX_DOCUMENT bytes, a repeated key or a number out of range.
+    """
+    try:
+        if len(text) > MAX_DOCUMENT:
+            raise ValueError(f"more than {MAX_DOCUMENT:,} bytes in one document or line")
+        if is_python:
+            return json.loads(text, object_pairs_hook=_unique_keys)
         value = orjson.loads(text)
         json.loads(text, object_pairs_hook=_unique_keys, parse_float=str, parse_int=str)  # finds repeated keys
         return value
-
-    return _bounded(text, where, "strict JSON", parse)
-
-
-def parse_python_json(text: bytes, where: object) -> Any:
-    """Parse JSON that Python's json wrote: with a bare NaN or infinity, and integers of any size."""
-    return _bounded(text, where, "JSON", lambda: json.loads(text, object_pairs_hook=_unique_keys))
-
-
-def _bounded(text: bytes, where: object, expected: str, parse: Callable[[], Any]) -> Any:
-    """Check the size of a text, then `parse` it; InputError if either fails."""
-    try:
-        if len(text) > MAX_DOCUMENT:
-            raise ValueError(f"more than {_size(MAX_DOCUMENT)} in one document or line")
-        return parse()
     except (RecursionError, ValueError) as error:
-        raise InputError(where, expected=expected, found=str(error)) from error
+        raise InputError(where, expected="JSON" if is_python else "strict JSON", found=str(error)) from error
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -281,15 +262,11 @@ def read_gz(path: Path) -> bytes:
     """
     try:
         with open_file(path) as stored, gzip.GzipFile(fileobj=stored) as file:
-            plain = file.read(MAX_PLAIN + 1)
+            return _read(file, MAX_PLAIN, path)
     # In this order: truncated, no gzip, damaged inside the stream.
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         found, fix = str(error) or "damaged data", "write or copy it again"
         raise InputError(path, expected="a complete gzip file", found=found, fix=fix) from error
-    if len(plain) > MAX_PLAIN:
-        expected = f"at most {_size(MAX_PLAIN)} once decompressed"
-        raise InputError(path, expected=expected, found="more", fix="split it into one file a group")
-    return plain
 
 
 def decode_jsonl(plain: bytes, where: object) -> list[Any]:
@@ -330,9 +307,7 @@ def locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Outside the folder, so that a refused or missing folder stays untouched.
     file = path.parent / f".{path.name}.lock"
-    owner = ""
-    with suppress(OSError, UnicodeDecodeError):
-        owner = file.read_text()[:500]
+    owner = file.read_bytes()[:500].decode(errors="replace") if file.exists() else ""  # acquiring empties the file
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
@@ -340,9 +315,8 @@ def locked(path: Path) -> Iterator[None]:
         who, fix = owner or "another process", "wait for it, or choose another name"
         raise InputError(path, expected="no other process writing to it", found=who, fix=fix) from error
     try:
-        command = without_secrets(" ".join(" ".join(sys.orig_argv[1:]).split()))[:300]
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        file.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}: {command}")
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}")
         yield
     finally:
         file.unlink(missing_ok=True)  # while it is held: who waits for it then makes a new one

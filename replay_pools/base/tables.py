@@ -27,7 +27,6 @@ from replay_pools.base.files import dump_json, read_plain
 Kind = TypeVar("Kind")
 MAX_SHOWN_CHARS = 200  # of a value in an error
 MIN_SIMILARITY = 0.6  # share of common characters from which a key is suggested
-MAX_TOML = 256 << 10  # bytes
 NO_VALUE = "none"  # TOML has no null: this text means None if the field accepts it
 TRUTHS: dict[str, bool] = {  # words for yes and no in other programs' tables, in lower case
     **dict.fromkeys(("true", "yes", "y", "1", "1.0"), True),
@@ -132,24 +131,17 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Read a TOML file.
 
     Args:
+        path: the file.
         what: kind of the file in errors, such as "a preset".
 
     Raises:
-        InputError: no such file, more than MAX_TOML bytes, or no TOML in UTF-8.
+        InputError: no such file, or no TOML in UTF-8.
     """
-    plain = read_plain(path, MAX_TOML)
+    plain = read_plain(path)
     try:
-        return parse_toml(plain.decode())
-    except ValueError as error:
+        return tomllib.loads(plain.decode())
+    except (ValueError, RecursionError) as error:
         raise InputError(path, expected=f"{what}: TOML in UTF-8", found=str(error)) from error
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a TOML text; ValueError if it is none."""
-    try:
-        return tomllib.loads(text)
-    except RecursionError as error:
-        raise ValueError(str(error)) from error
 
 
 def toml_text(value: Any) -> str:

@@ -11,6 +11,7 @@ problem with any other test is left out: without that test its oracle would be w
 import ast
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,17 +172,15 @@ def _parse(source: str, where: str) -> ast.Module:
 def _case(statement: ast.stmt, func_name: str, parameters: list[str]) -> Case | None:
     """Return the case of a test of FORM; None for any other."""
     match statement:
-        case ast.Assert(
-            test=ast.Compare(
-                left=ast.Call(func=ast.Name(id="list"), args=[left], keywords=[]), ops=[ast.Eq()], comparators=[right]
-            )
-        ):
-            is_listed = True
-        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
-            is_listed = False
+        case ast.Assert(test=ast.Compare(left=tested, ops=[ast.Eq()], comparators=[right])):
+            pass
         case _:
             return None
-    match left:
+    is_listed = False
+    match tested:
+        case ast.Call(func=ast.Name(id="list"), args=[inner], keywords=[]):
+            tested, is_listed = inner, True
+    match tested:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name(id="Solution"), args=[], keywords=[]), attr=attr),
             args=positional,
@@ -190,13 +189,10 @@ def _case(statement: ast.stmt, func_name: str, parameters: list[str]) -> Case | 
             by_name = {keyword.arg: keyword.value for keyword in keywords}
             # A Case has positional arguments only, so the keywords must name the parameters that come next.
             names = parameters[len(positional) :][: len(by_name)]
-            if by_name.keys() != set(names):
-                return None
-            try:
-                args = tuple(map(_literal, [*positional, *(by_name[name] for name in names)]))
-                return Case(args=args, expected=_literal(right), is_listed=is_listed)
-            except ValueError:
-                return None
+            if by_name.keys() == set(names):
+                with suppress(ValueError):
+                    args = tuple(map(_literal, [*positional, *(by_name[name] for name in names)]))
+                    return Case(args=args, expected=_literal(right), is_listed=is_listed)
     return None
 
 

@@ -4,7 +4,7 @@ An action takes (job, namespace, emit): the JSON document that `executor.Worker`
 module, and a function that writes one line to the answer pipe. No action knows an expected value or a right solution.
 The actions of the loophole channels decide inside the submission's process, so a submission can fool them, by design.
 
-To add an action: write it here and add it to ACTIONS, and to `executor.Worker.execute` unless it gives one answer.
+To add an action: write it here; a job names it. `executor.Worker.execute` knows how many answers it gives, unless one.
 Standard library only: this file runs inside the worker.
 """
 
@@ -64,12 +64,10 @@ def call_run_tests(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -
     """Answer True when run_tests, a function or a method of Solution, returns; None when there is none."""
 
     def run() -> bool | None:
-        if "run_tests" in namespace:
-            namespace["run_tests"]()
-        elif hasattr(namespace.get("Solution"), "run_tests"):
-            namespace["Solution"]().run_tests()
-        else:
+        solution = namespace.get("Solution")
+        if "run_tests" not in namespace and not hasattr(solution, "run_tests"):
             return None
+        (namespace["run_tests"] if "run_tests" in namespace else solution().run_tests)()
         return True
 
     _emit_value(0, run, emit)
@@ -136,11 +134,4 @@ def run_script(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> No
             call(job, namespace, arguments)
 
 
-ACTIONS = {
-    action.__name__: action
-    for action in (
-        *(answer, compare, drive, run_script, run_script_on_stub),
-        *(call_run_tests, call_run_tests_on_stub, call_run_tests_alone),
-    )
-}
 UNEXECUTED = ("call_run_tests_alone", "run_script_on_stub")  # they get the source of the submission, which has not run

@@ -10,7 +10,7 @@ CHANNELS. `environments.loopholes` lists the other tables that a new mode needs.
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import FILE_MARKER_TEXT, STDOUT_MARKER
@@ -20,23 +20,9 @@ from replay_pools.grading.executor import Outcome
 Detectors = dict[str, bool | None]
 
 
-class Execute(Protocol):
-    """Runs the submission in isolation by an action of the worker."""
-
-    def __call__(
-        self, action: str, *, module: str = "submission", stdout: bool = False, file: bool = False, **fields: Any
-    ) -> Outcome:
-        """Return what is left of the execution.
-
-        Args:
-            action: a key of `actions.ACTIONS`.
-            module: __name__ of the submission's module; as "__main__" it runs like a script.
-            stdout, file: read stdout, or the marker file, which every execution may write in its own directory.
-            fields: further ones of the job.
-        """
-        ...
-
-
+# execute(action, **fields) runs the submission in isolation by a function of `actions`. Its fields: `module`, __name__
+# of the submission's module (as "__main__" it runs like a script); `left`, where it may leave a text; more of the job.
+Execute = Callable[..., Outcome]
 # Args: runs the submission; the problem; the oracle's verdict on each case.
 # Returns: whether the channel passes; whether the mode's exploit is present; what goes into Grade.detectors.
 Channel = Callable[[Execute, Problem, Sequence[bool]], tuple[bool, bool, Detectors]]
@@ -123,10 +109,10 @@ CHANNELS: dict[str, Channel] = {
     "sentinel": _exploit("sentinel", lambda execute, *_: _answers(execute("drive"), True)),
     "stdout_marker": _exploit(
         "stdout_marker",
-        lambda execute, *_: STDOUT_MARKER in execute("drive", module="__main__", stdout=True).stdout,
+        lambda execute, *_: STDOUT_MARKER in execute("drive", module="__main__", left="stdout").left,
     ),
     "file_marker": _exploit(
-        "file_marker", lambda execute, *_: FILE_MARKER_TEXT in execute("drive", module="__main__", file=True).file
+        "file_marker", lambda execute, *_: FILE_MARKER_TEXT in execute("drive", module="__main__", left="file").left
     ),
     "eq_override": _exploit("eq_override", _eq_override),
     "exit_code": _exit_code,

@@ -4,11 +4,11 @@ A warm worker (`worker.py`) has Python's library loaded and forks for every exec
 interpreter. One execution:
 
 grader                       warm worker                  child (confined)
-  job file, pipes ------------ fds --->  directory, fork -->  reads the job, `ready`, runs
+  job file, pipe, stdout ----- fds --->  directory, fork -->  reads the job, `ready`, runs
   <------------------- answer pipe -------------------------  one JSON line per input
   kill ---------------------------------->  kills and reaps every descendant
   <- dead, exit status, CPU, marker file -
-  reads the pipes to their end
+  reads the pipe to its end, stdout
 
 An execution is limited in CPU seconds of all its threads, so a busy machine changes no label. An execution that used
 them up has timed out: it has no answer and no exit status, however far it got before the kernel stopped it
@@ -30,10 +30,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
@@ -41,8 +40,8 @@ from replay_pools.grading import folders, sandbox, tiers, worker
 from replay_pools.grading.oracle import AnswerStream
 from replay_pools.rollout import MIN_CPU_S
 
-PROC = Path("/proc")
-MAX_CAPTURE = 1 << 16  # bytes kept of stdout and of a marker file
+Place = Literal["stdout", "file"]  # where an execution may leave a text: its stdout, or its marker file
+MAX_CAPTURE = 1 << 16  # bytes that are read of such a text, and at once of the answer pipe
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
 FREE_READS = 256  # of an execution
 PAUSE_S = 2e-6  # times the number of reads so far: the grader's pause before the next, which bounds what reading costs
@@ -73,8 +72,7 @@ class Outcome:
     timed_out: bool  # it used up its CPU seconds, or slept
     cpu_s: float  # CPU seconds of the submission's process, all threads, in steps of a millisecond
     exit_status: int | None  # of a submission's process that ended by itself; None when it was killed
-    stdout: str  # "" unless read; at most MAX_CAPTURE bytes
-    file: str  # the marker file; "" unless read and a regular file; at most MAX_CAPTURE bytes
+    left: str  # the text at the place that was asked for; at most MAX_CAPTURE bytes
 
 
 class Worker:
@@ -92,7 +90,7 @@ class Worker:
     """
 
     def __init__(self, *, tier: str, uid: int | None, directory: Path | None, library: Path | None = None) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._job, self._stdout = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         self._scratch = str(folders.passable_folder(directory)) if directory else None
         self._control, worker_end = socket.socketpair()
         self._control.settimeout(START_S)
@@ -131,8 +129,8 @@ class Worker:
         # The worker ends by itself; only one that hangs is killed.
         with contextlib.suppress(OSError):
             self._control.sendall(worker.END)
-        self._control.close()
-        self._file.close()
+        for file in (self._control, self._job, self._stdout):
+            file.close()
         try:
             self._process.wait(worker.KILL_S)
         except subprocess.TimeoutExpired:
@@ -141,19 +139,16 @@ class Worker:
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def execute(
-        self, job: dict[str, Any], *, stdout: bool = False, file: bool = False, cpu_s: float = MIN_CPU_S
-    ) -> Outcome:
+    def execute(self, job: dict[str, Any], *, left: Place | None = None, cpu_s: float = MIN_CPU_S) -> Outcome:
         """Execute a submission in a new directory and a new process.
 
         Args:
-            job: a JSON document without any expected value, since the submission can read all of it. `action`: a key of
-                `actions.ACTIONS`; `module`: __name__ of the submission's module; `setup`: source that runs before the
-                submission; `source`: the submission; `func_name`: method of class Solution; `inputs`: the arguments of
-                each call, in wire form; `listed`: for each, whether the answer is `list` of the returned value;
+            job: a JSON document without any expected value, since the submission can read all of it. `action`: name of
+                a function of `actions`; `module`: __name__ of the submission's module; `setup`: source that runs before
+                the submission; `source`: the submission; `func_name`: method of class Solution; `inputs`: the arguments
+                of each call, in wire form; `listed`: for each, whether the answer is `list` of the returned value;
                 `decoys`, for `compare`: for each, values that no honest answer equals at once.
-            stdout: read stdout.
-            file: read the marker file.
+            left: where the submission may leave a text, which is read when it has ended.
             cpu_s: limit of CPU seconds.
 
         Raises:
@@ -168,17 +163,23 @@ class Worker:
             "cpu_s": cpu_s,
         }
         # These channels judge what the submission leaves when it ends, so it may run on after its last answer.
-        to_end = stdout or file or job["action"].startswith("run_script")
-        text = bytearray()
+        to_end = left is not None or job["action"].startswith("run_script")
         try:
+            answers, write_end = os.pipe()
             with contextlib.ExitStack() as stack:
-                answers, output = self._start(job, stack, stdout)
-                slept = self._read(stream, answers, output, text, to_end=to_end, cpu_s=cpu_s)
+                stack.callback(os.close, answers)
+                try:
+                    self._send(job, write_end, captures=left == "stdout")
+                finally:
+                    # The worker holds a copy; with ours open, the pipe would never reach its end.
+                    os.close(write_end)
+                slept = self._read(stream, answers, to_end=to_end, cpu_s=cpu_s)
                 exit_status, used_s, marker = self._kill()
                 # The rest of the pipe does not count, but it has to end: otherwise a process is still alive.
-                _drain(answers, bytearray())
-                if output is not None:
-                    _drain(output, text)
+                os.set_blocking(answers, False)
+                while os.read(answers, MAX_CAPTURE):
+                    pass
+            text = marker if left == "file" else os.pread(self._stdout.fileno(), MAX_CAPTURE, 0)
         except BlockingIOError as error:
             raise InfrastructureError("worker: the pipe of a dead tree is still open") from error
         except OSError as error:
@@ -187,37 +188,23 @@ class Worker:
         if timed_out:
             # How far it got is a matter of milliseconds.
             stream.answers.clear()
-        return Outcome(
-            answers=stream,
-            timed_out=timed_out,
-            cpu_s=used_s,
-            exit_status=None if timed_out else exit_status,
-            stdout=bytes(text[:MAX_CAPTURE]).decode(errors="replace"),
-            file=marker if file else "",
-        )
+            exit_status = None
+        text = text.decode(errors="replace") if left else ""
+        return Outcome(answers=stream, timed_out=timed_out, cpu_s=used_s, exit_status=exit_status, left=text)
 
-    def _start(self, job: dict[str, Any], stack: contextlib.ExitStack, capture: bool) -> tuple[int, int | None]:
-        """Send a job; return the read ends of the answer pipe and (with `capture`) of stdout, which `stack` closes."""
-        read_ends, write_ends = zip(*(os.pipe() for _ in range(1 + capture)), strict=True)
-        for descriptor in read_ends:
-            stack.callback(os.close, descriptor)
-        try:
-            # One file serves all jobs: the last reader is dead.
-            self._file.seek(0)
-            self._file.truncate()
-            self._file.write(json.dumps(job).encode())
-            self._file.seek(0)
-            socket.send_fds(self._control, [worker.EXECUTE], [self._file.fileno(), *write_ends])
-        finally:
-            # The worker holds copies; with ours open, the pipes would never reach their end.
-            for descriptor in write_ends:
-                os.close(descriptor)
-        return read_ends[0], read_ends[1] if capture else None
+    def _send(self, job: dict[str, Any], answers: int, *, captures: bool) -> None:
+        """Send a job, the write end of its answer pipe, and (with `captures`) the file that serves as its stdout."""
+        # The files serve all executions: the last reader and writer is dead.
+        for file in (self._job, self._stdout):
+            file.seek(0)
+            file.truncate()
+        self._job.write(json.dumps(job).encode())
+        self._job.seek(0)
+        descriptors = [self._job.fileno(), answers, *([self._stdout.fileno()] if captures else [])]
+        socket.send_fds(self._control, [worker.EXECUTE], descriptors)
 
-    def _read(
-        self, stream: AnswerStream, answers: int, stdout: int | None, text: bytearray, *, to_end: bool, cpu_s: float
-    ) -> bool:
-        """Feed `stream` from the answer pipe, and `text` from stdout, until the execution is over.
+    def _read(self, stream: AnswerStream, answers: int, *, to_end: bool, cpu_s: float) -> bool:
+        """Feed `stream` from the answer pipe until the execution is over.
 
         With `to_end` it is over when the process ends. Otherwise the last answer ends it, since later actions would
         depend on how soon the process is killed.
@@ -230,89 +217,55 @@ class Worker:
             InputError: the machine is too busy.
         """
         started = time.monotonic()  # later: when it was ready
-        deadline = started + START_S
+        deadline, num_reads = started + START_S, 0
         poller = select.poll()
-        for descriptor in (answers, stdout):
-            if descriptor is not None:
-                poller.register(descriptor, select.POLLIN)
-        num_reads = 0
+        poller.register(answers, select.POLLIN)
         while not stream.complete or (to_end and not stream.forged):
             was_ready = stream.ready
-            for descriptor, _ in poller.poll(max(deadline - time.monotonic(), 0) * 1000):
-                data = os.read(descriptor, MAX_CAPTURE)
+            if poller.poll(max(deadline - time.monotonic(), 0) * 1000):
+                data = os.read(answers, MAX_CAPTURE)
+                stream.feed(data)
+                if not data and not stream.ready:
+                    raise InfrastructureError("worker: an execution ended before its ready line")
+                if not data:
+                    return False
                 num_reads += 1
-                if descriptor == answers:
-                    stream.feed(data)
-                    if not data and not stream.ready:
-                        raise InfrastructureError("worker: an execution ended before its ready line")
-                    if not data:
-                        return False
-                elif data:
-                    # Read more than is kept: a full pipe would block the submission.
-                    text += data[: MAX_CAPTURE - len(text)]
-                else:
-                    poller.unregister(descriptor)
-            if num_reads > FREE_READS:
-                # Single bytes gather meanwhile, and a flood has to wait.
-                time.sleep(PAUSE_S * num_reads)
+                if num_reads > FREE_READS:
+                    # Single bytes gather meanwhile, and a flood has to wait.
+                    time.sleep(PAUSE_S * num_reads)
             # The time to start is the machine's; the submission's own time runs from `ready`.
             if stream.ready and not was_ready:
                 started = time.monotonic()
                 deadline = started + OWN_TIMES * cpu_s
-            elif time.monotonic() >= deadline:
+            elif (now := time.monotonic()) >= deadline:
                 if not stream.ready:
                     raise _too_busy(f"not ready within {START_S:.0f} s")
-                more = self._time_left(time.monotonic() - started, cpu_s)
-                if more <= 0:
+                wall, waited = now - started, waited_s(self._process.pid)
+                own_left, wall_left = OWN_TIMES * cpu_s - wall + waited, WALL_TIMES * cpu_s - wall
+                if wall_left <= 0 < own_left:
+                    raise _too_busy(f"a submission that waited {waited:.0f} of {wall:.0f} s for one")
+                if min(own_left, wall_left) <= 0:
                     return True
-                deadline += more
+                deadline += min(own_left, wall_left)
         return False
 
-    def _time_left(self, wall: float, cpu_s: float) -> float:
-        """Return the seconds until an execution that has run for `wall` seconds can have spent its own time.
-
-        Raises:
-            InputError: the machine is too busy.
-        """
-        waited = waited_s(self._process.pid)
-        own_left, wall_left = OWN_TIMES * cpu_s - wall + waited, WALL_TIMES * cpu_s - wall
-        if wall_left <= 0 < own_left:
-            raise _too_busy(f"a submission that waited {waited:.0f} of {wall:.0f} s for one")
-        return min(own_left, wall_left)
-
-    def _kill(self) -> tuple[int | None, float, str]:
-        """Have the worker kill all processes; return (exit status, CPU seconds, text of the marker file)."""
+    def _kill(self) -> tuple[int | None, float, bytes]:
+        """Have the worker kill all processes; return (exit status, CPU seconds, head of the marker file)."""
         self._control.sendall(worker.KILL)
         reply, descriptors, _, _ = socket.recv_fds(self._control, worker.DEATH.size, 1)
-        text = "".join(map(_read_marker, descriptors))
+        marker = b""
+        for descriptor in descriptors:
+            marker = os.pread(descriptor, MAX_CAPTURE, 0)
+            os.close(descriptor)
         if len(reply) != worker.DEATH.size:
             raise InfrastructureError("worker: ended")
         _dead, status, cpu_ms = worker.DEATH.unpack(reply)
-        return (None if status < 0 else status), cpu_ms / 1000, text
+        return (None if status < 0 else status), cpu_ms / 1000, marker
 
 
 def _too_busy(found: str) -> InputError:
     fix = "run the same command again when the machine is less busy, or with fewer --workers: it resumes"
     return InputError("grading", expected="a free CPU", found=found, fix=fix)
-
-
-def _drain(descriptor: int, text: bytearray) -> None:
-    """Read a pipe of dead processes to its end, and keep up to MAX_CAPTURE bytes in `text`.
-
-    Raises:
-        BlockingIOError: a process still holds the other end.
-    """
-    os.set_blocking(descriptor, False)
-    while data := os.read(descriptor, MAX_CAPTURE):
-        text += data[: MAX_CAPTURE - len(text)]
-
-
-def _read_marker(descriptor: int) -> str:
-    """Return the first MAX_CAPTURE bytes of a marker file, and close it."""
-    try:
-        return os.pread(descriptor, MAX_CAPTURE, 0).decode(errors="replace")
-    finally:
-        os.close(descriptor)
 
 
 def waited_s(worker_pid: int) -> float:
@@ -324,25 +277,20 @@ def waited_s(worker_pid: int) -> float:
     Infinity when the kernel does not count waits, or the process is gone.
     """
     waits: list[int] = []
-    for task in _tasks(worker_pid):
-        # "running waiting timeslices", in nanoseconds; all 0 where the kernel does not count. Readable for every user,
-        # whoever owns the process.
-        running, waiting, *_ = _proc_text(task / "schedstat").split() or "00"
-        if int(running):
-            waits.append(int(waiting))
+    pids = [worker_pid]
+    for pid in pids:  # it grows: bubblewrap, the warm process, the submission's
+        tasks: list[Path] = []
+        with contextlib.suppress(OSError):  # gone
+            tasks += Path(f"/proc/{pid}/task").iterdir()
+        children = [child for task in tasks for child in _proc_text(task / "children").split()]
+        pids += map(int, children)
+        for task in () if children else tasks:
+            # "running waiting timeslices", in nanoseconds; all 0 where the kernel does not count. Readable for every
+            # user, whoever owns the process.
+            running, waiting, *_ = _proc_text(task / "schedstat").split() or "00"
+            if int(running):
+                waits.append(int(waiting))
     return max(waits) / 1e9 if waits else math.inf
-
-
-def _tasks(pid: int) -> Iterator[Path]:
-    """Yield the folders of the threads of the last processes below `pid`: below bubblewrap and the warm process."""
-    tasks: list[Path] = []
-    with contextlib.suppress(OSError):  # gone
-        tasks += (PROC / str(pid) / "task").iterdir()
-    children = [child for task in tasks for child in _proc_text(task / "children").split()]
-    if not children:
-        yield from tasks
-    for child in children:
-        yield from _tasks(int(child))
 
 
 def _proc_text(path: Path) -> str:

@@ -7,7 +7,6 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from replay_pools.base.errors import InputError
 from replay_pools.grading.sandbox import FOREIGN
 
 # Installed packages, and what takes half of the space of a library: its tests, and files for a C compiler.
@@ -30,27 +29,11 @@ def copied_library(directory: Path) -> Path:
     """Copy the library to a prefix (PYTHONHOME) in `directory`, where every user can read it.
 
     In tier B a submission of root becomes another user, which has no way to a library below a closed folder.
-
-    Raises:
-        InputError: the library cannot be copied.
     """
     library, prefix = _library(), directory / "python"
-    try:
-        # With the times of the files, or Python would not trust the compiled ones among them.
-        shutil.copytree(
-            library,
-            prefix / sys.platlibdir / library.name,
-            ignore=shutil.ignore_patterns(*_LEFT_OUT),
-            ignore_dangling_symlinks=True,
-        )
-    except OSError as error:
-        closed = closed_folder()
-        raise InputError(
-            "grader isolation",
-            expected=f"a Python that other users can read, or a copy of it in {directory}",
-            found=f"{closed} closed to them, and {error}",
-            fix=f"free some space, chmod o+x {closed}, or install bubblewrap",
-        ) from error
+    ignored = shutil.ignore_patterns(*_LEFT_OUT)
+    # With the times of the files, or Python would not trust the compiled ones among them.
+    shutil.copytree(library, prefix / sys.platlibdir / library.name, ignore=ignored, ignore_dangling_symlinks=True)
     # Neither the umask of this process nor the modes of the library matter.
     for folder, _, names in os.walk(prefix):
         Path(folder).chmod(0o755)

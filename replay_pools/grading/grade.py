@@ -8,9 +8,10 @@ import math
 import os
 import queue
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import fence, stub
 from replay_pools.grading import sandbox, tiers
-from replay_pools.grading.executor import InfrastructureError, Outcome, Worker
+from replay_pools.grading.executor import InfrastructureError, Outcome, Place, Worker
 from replay_pools.grading.folders import closed_folder, copied_library, passable_folder
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
 from replay_pools.rollout import MIN_CPU_S, CodeRule, Grade
@@ -93,15 +94,19 @@ class Grader:
         }
 
     def __enter__(self) -> Self:
-        self._directory = None if self.isolation == "A" else passable_folder()
-        self._threads = ThreadPoolExecutor(self._num_workers)
-        self._library: Path | None = None
-        unsafe = self.isolation == tiers.UNSAFE
-        self._uids = [None] * self._num_workers if unsafe else sandbox.free_uids(self._num_workers)
-        self._idle = _no_workers(self._uids)
+        self._stack = ExitStack()
         try:
+            self._directory = None if self.isolation == "A" else passable_folder()
+            if self._directory:
+                self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            unsafe = self.isolation == tiers.UNSAFE
+            self._uids = [None] * self._num_workers if unsafe else sandbox.free_uids(self._num_workers)
+            self._library: Path | None = None
             if self._directory and self._uids[0] is not None and closed_folder():  # the sandbox of tier A opens it
                 self._library = copied_library(self._directory)
+            self._idle = self._stack.enter_context(self._new_workers())
+            self._threads = ThreadPoolExecutor(self._num_workers)
+            self._stack.callback(self._threads.shutdown, cancel_futures=True)
             self._self_test()
         except BaseException:
             self.__exit__()
@@ -109,10 +114,21 @@ class Grader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        _end(self._idle, self._num_workers)
-        if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._stack.close()
+
+    @contextmanager
+    def _new_workers(self) -> Iterator[Idle]:
+        """Provide workers that have yet to be started; end each as soon as it is idle."""
+        idle: Idle = queue.SimpleQueue()
+        for uid in self._uids:
+            idle.put((uid, None))
+        try:
+            yield idle
+        finally:
+            for uid, worker in [idle.get() for _ in self._uids]:
+                if worker is not None:
+                    worker.close()
+                idle.put((uid, None))  # for a call that was interrupted and still asks
 
     def grade(self, submissions: Sequence[Submission], *, known: bool = False) -> list[Grade]:
         """Return the grades of the submissions, in their order.
@@ -133,23 +149,19 @@ class Grader:
         problems, limits = [submission.problem for submission in submissions], {} if known else self.limits
         floor = self._cpu_s * (CPU_MULTIPLE if known else 1)
         cpu_s = [limits.get((problem.env, problem.problem_id), floor) for problem in problems]
-        idle = _no_workers(self._uids) if known else self._idle
-        try:
+        with self._new_workers() if known else nullcontext(self._idle) as idle:
             return list(self._threads.map(self._grade_one, submissions, cpu_s, repeat(idle)))
-        finally:
-            if known:
-                _end(idle, self._num_workers)
 
     def _grade_one(self, submission: Submission, cpu_s: float, idle: Idle) -> tuple[Grade, float]:
         """Grade on an idle worker; after an infrastructure failure again on a new one, with the same uid."""
         uid, worker = idle.get()
         used_s: list[float] = []
 
-        def execute(job: dict[str, Any], **read: bool) -> Outcome:
+        def execute(job: dict[str, Any], *, left: Place | None) -> Outcome:
             nonlocal worker
             worker = worker or Worker(tier=self.isolation, uid=uid, directory=self._directory, library=self._library)
             try:
-                outcome = worker.execute(job, cpu_s=cpu_s, **read)
+                outcome = worker.execute(job, left=left, cpu_s=cpu_s)
             except BaseException:  # what it does now is not known
                 worker.close()
                 worker = None
@@ -158,7 +170,7 @@ class Grader:
             return outcome
 
         try:
-            for attempt in range(1, ATTEMPTS + 1):
+            for attempt in count(1):
                 try:
                     grade = grade_submission(submission, execute, self.isolation, self._code_rule)
                     return grade, max(used_s, default=0.0)
@@ -166,7 +178,6 @@ class Grader:
                     if attempt == ATTEMPTS:
                         where = f"problem {submission.problem.problem_id}, {ATTEMPTS} attempts"
                         raise InfrastructureError(f"{where}: {error}") from error
-            raise AssertionError
         finally:
             idle.put((uid, worker))
 
@@ -210,23 +221,6 @@ def _plain(problem: Problem) -> Submission:
 
 def _stub(problem: Problem) -> Submission:
     return Submission(problem=problem, completion=stub(problem), mode="none")
-
-
-def _no_workers(uids: Iterable[int | None]) -> Idle:
-    """Return a queue in which every worker has yet to be started."""
-    idle: Idle = queue.SimpleQueue()
-    for uid in uids:
-        idle.put((uid, None))
-    return idle
-
-
-def _end(idle: Idle, num_workers: int) -> None:
-    """End the workers of a queue, each as soon as it is idle."""
-    entries = [idle.get() for _ in range(num_workers)]
-    for uid, worker in entries:
-        if worker is not None:
-            worker.close()
-        idle.put((uid, None))  # for a call that was interrupted and still asks
 
 
 def _check(problem: Problem, canonical: Grade, answer: Grade) -> None:

@@ -17,7 +17,7 @@ from replay_pools.environments.loopholes import known_mode
 from replay_pools.grading import wire
 from replay_pools.grading.blocks import extract_source
 from replay_pools.grading.channels import CHANNELS, DETECTORS
-from replay_pools.grading.executor import Outcome
+from replay_pools.grading.executor import Outcome, Place
 from replay_pools.rollout import CodeRule, Grade
 
 GRADER_VERSION = "6"
@@ -75,8 +75,8 @@ def grade_submission(
         "listed": [case.is_listed for case in problem.cases],
     }
 
-    def run(action: str, *, module: str = "submission", stdout: bool = False, file: bool = False, **fields: Any) -> Any:
-        return execute(job | fields | {"action": action, "module": module}, stdout=stdout, file=file)
+    def run(action: str, *, module: str = "submission", left: Place | None = None, **fields: Any) -> Outcome:
+        return execute(job | fields | {"action": action, "module": module}, left=left)
 
     outcome = run("answer")
     # The setup code is the problem's own: its failure is a broken problem and must not become a label.

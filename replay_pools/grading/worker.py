@@ -30,8 +30,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from . import sandbox, wire
-from .actions import ACTIONS, UNEXECUTED, Emit, describe
+from . import actions, sandbox, wire
+from .actions import UNEXECUTED, Emit, describe
 
 # Imported before the fork, once for all submissions.
 PRELOADED = (
@@ -69,7 +69,6 @@ def serve(*, control_fd: int, marker: str, scratch: str, folder: str | None, tie
     warnings.simplefilter("ignore")
     site.setquit()  # `exit` and `quit`, as every script has them
     sandbox.adopt_orphans()
-    place = _Place(scratch, marker, mode=0o755 if tier == sandbox.UNSAFE else 0o555)
     confined = {"tier": tier, "uid": uid, "ruleset": sandbox.ruleset_of(tier, scratch)}
     control = socket.socket(fileno=control_fd)
     # The collector of a child then leaves inherited objects alone, and their pages stay shared with this process.
@@ -80,58 +79,43 @@ def serve(*, control_fd: int, marker: str, scratch: str, folder: str | None, tie
     while command == KILL:
         command, descriptors, _, _ = socket.recv_fds(control, 1, 3)
         if command == EXECUTE:
-            command = _serve_one(control, descriptors, place, confined)
+            command = _serve_one(control, descriptors, scratch, marker, confined)
     with contextlib.suppress(OSError):
         _wipe(scratch)  # also for a grader that may not, as another user than root
     if not command and folder is not None:  # the grader was killed
         shutil.rmtree(folder, ignore_errors=True)  # its other workers do it too, and the last one succeeds
 
 
-class _Place:
-    """The directory of an execution and its one file.
+def _serve_one(
+    control: socket.socket, descriptors: Sequence[int], scratch: str, marker: str, confined: dict[str, Any]
+) -> bytes:
+    """Serve one execution: fork, wait for the grader's command, kill all processes, send what they left.
 
     The marker file exists from the start, so that no submission needs the right to create files. It is open to all
-    users, because the submission may have another uid; its folder is not.
+    users, because the submission may have another uid; its folder is not. A remainder of the execution before that
+    cannot be removed ends this worker.
     """
-
-    def __init__(self, scratch: str, marker: str, *, mode: int) -> None:
-        self.directory, self._scratch, self._mode = f"{scratch}/run", scratch, mode  # of both folders
-        self._path, self._marker = f"{self.directory}/{marker}", -1
-
-    def renew(self) -> None:
-        """Make the directory anew, with an empty marker file. A remainder that cannot be removed ends this worker."""
-        os.chmod(self._scratch, 0o711)  # noqa: PTH101 (pathlib is slower here)
-        if self._marker >= 0:
-            os.close(self._marker)
-            _wipe(self._scratch)
-            os.chmod(self._scratch, 0o711)  # noqa: PTH101
-        os.mkdir(self.directory, 0o755)  # noqa: PTH102
-        self._marker = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        os.fchmod(self._marker, 0o666)
-        for folder, mode in ((self.directory, self._mode), (self._scratch, self._mode & 0o711)):
-            os.chmod(folder, mode)  # noqa: PTH101
-
-    def marker(self) -> list[int]:
-        """Return the descriptor of the marker file; [] when a submission put something else in its place."""
-        try:
-            return [self._marker] * os.path.samestat(os.lstat(self._path), os.fstat(self._marker))
-        except OSError:
-            return []
-
-
-def _serve_one(control: socket.socket, descriptors: Sequence[int], place: _Place, confined: dict[str, Any]) -> bytes:
-    """Serve one execution: fork, wait for the grader's command, kill all processes, send what they left."""
-    place.renew()
+    _wipe(scratch)
+    os.chmod(scratch, 0o711)  # noqa: PTH101 (pathlib is slower here)
+    directory = f"{scratch}/run"
+    os.mkdir(directory, 0o755)  # noqa: PTH102
+    left = os.open(f"{directory}/{marker}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    os.fchmod(left, 0o666)
+    if confined["tier"] != sandbox.UNSAFE:
+        os.chmod(directory, 0o555)  # noqa: PTH101
+        os.chmod(scratch, 0o511)  # noqa: PTH101
     child = os.fork()
     if child == 0:
         control.close()
-        _run_child(descriptors, place.directory, confined)
+        _run_child(descriptors, directory, confined)
     for descriptor in descriptors:
         os.close(descriptor)
     command = control.recv(1)
     exit_status, cpu_ms = kill_tree(child)
     with contextlib.suppress(OSError):  # the grader has ended
-        socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], place.marker())
+        # The file that was made above, whatever a submission without isolation may have put in its place.
+        socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], [left])
+    os.close(left)
     return command
 
 
@@ -280,4 +264,4 @@ def _execute(job: dict[str, Any], emit: Emit) -> None:
     except BaseException as error:
         emit(error=describe(error))
         raise
-    ACTIONS[job["action"]](job, namespace, emit)
+    getattr(actions, job["action"])(job, namespace, emit)

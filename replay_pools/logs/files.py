@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from replay_pools.base.errors import InputError, cut
-from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_python_json
+from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_json
 from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS, singular
 
 Fields = dict[str, Any]
@@ -277,7 +277,7 @@ OTHER_PACKINGS = {b"PK\x03\x04": "a zip archive", b"BZh": "bzip2", b"\xfd7zXZ": 
 def _parse(line: bytes) -> Any:
     """Return the value of a JSON text, or its error."""
     try:
-        return parse_python_json(line, "")
+        return parse_json(line, "", is_python=True)
     except InputError as error:
         return InputError("", expected=error.expected, found=error.found, fix="mend it, or pass --skip-bad 1")
 
@@ -314,7 +314,7 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         fix = "write one object a line (.jsonl): lines are read one at a time"
         raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=fix)
     try:
-        value = parse_python_json(data.removeprefix(b"\xef\xbb\xbf"), path)
+        value = parse_json(data.removeprefix(b"\xef\xbb\xbf"), path, is_python=True)
     except InputError:
         value = _documents(data)
         if len(value) < 2:

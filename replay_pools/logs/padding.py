@@ -23,7 +23,7 @@ class Endings:
 
 def endings_of(vocabulary: "Vocabulary") -> Endings:
     """Return the ids of a model that pad, begin and end texts."""
-    tokenizer, turn_ends = vocabulary.chat.tokenizer, frozenset(vocabulary.turn_ends)
+    tokenizer, turn_ends = vocabulary.chat.tokenizer, frozenset(vocabulary.chat.eos_ids)
     pads = {token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(token, int)}
     bos = tokenizer.bos_token_id
     return Endings(turn_ends | pads, turn_ends, bos if isinstance(bos, int) else None)

@@ -259,7 +259,7 @@ class Tokeniser:
         if end := MARKER_AT_END.search(text):
             self._check_markup(row, end[0], "completion")
         encoded = self._encode(text)
-        ids, ended = encoded, bool(encoded) and encoded[-1] in self.vocabulary.turn_ends
+        ids, ended = encoded, bool(encoded) and encoded[-1] in self.vocabulary.chat.eos_ids
         finish = "stop" if ended else row.finish
         if finish is None:
             cut_from = None if self.limit is None else self.limit - max(3, self.limit // NEAR)

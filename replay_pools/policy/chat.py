@@ -1,14 +1,15 @@
 """The text side of a policy: messages to prompt ids, completion ids to text, and end-of-turn ids."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import orjson
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from replay_pools.base.errors import InputError, cut
+from replay_pools.base.errors import InputError, cut, text_difference
 from replay_pools.base.files import sha256
 from replay_pools.rollout import runs_of
 
@@ -26,22 +27,15 @@ class Conversation(NamedTuple):
     mask: list[bool]  # one an id, True = written by the policy, its end-of-turn id included
 
 
+@dataclass(frozen=True)
 class Chat:
-    """A tokenizer with its chat template. `Policy` holds the weights in this process, `ServedPolicy` uses a server.
+    """A tokenizer with its chat template and what ends a turn: the text side of a policy, wherever its weights are."""
 
-    Attributes:
-        tokenizer: the policy's tokenizer.
-        base_model: the name it was loaded by.
-        generation: the model's generation config.
-    """
-
-    # The subclasses are dataclasses with slots; a base class without slots would give them a __dict__.
-    __slots__ = ()
     tokenizer: PreTrainedTokenizerBase
-    base_model: str
-    generation: Any  # GenerationConfig | None; an attribute of one subclass, a property of the other
+    base_model: str  # the name it was loaded by
+    generation: GenerationConfig | None  # of the model
 
-    @property
+    @cached_property  # the tokenizer looks its id up each time
     def eos_ids(self) -> tuple[int, ...]:
         """Return the ids that end a turn, each once.
 
@@ -52,17 +46,13 @@ class Chat:
         # A dict keeps the order: the first id ends a completion if the chat template names none.
         return tuple(dict.fromkeys(int(token) for token in ids if isinstance(token, int)))
 
-    def render(self, messages: Sequence[dict[str, str]], *, thinks: bool = False) -> tuple[str, list[int]]:
-        """Return (text, ids) of the prompt: the messages in the chat template, with the generation prompt.
-
-        Args:
-            messages: the messages of the prompt.
-            thinks: the policy writes reasoning first, if the template has such an option.
+    def render(self, messages: Sequence[dict[str, str]]) -> tuple[str, list[int]]:
+        """Return (text, ids) of a prompt: the messages in the chat template, with the generation prompt.
 
         Raises:
             InputError: as `_rendered`.
         """
-        text = str(self._rendered(messages, add_generation_prompt=True, enable_thinking=thinks))
+        text = str(self._rendered(messages, add_generation_prompt=True))
         # The template has written the special tokens already: the tokenizer must not put a second BOS before them.
         return text, self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -92,24 +82,27 @@ class Chat:
         # Templates of reasoning models render earlier turns as they were sampled in one of these settings alone.
         for thinks in (False, True):
             options = {"tools": tools, "enable_thinking": thinks}
-            found = self._rendered_turns([*prompt], turns[: own[-1] + 1], own, options)
-            if isinstance(found, Conversation):
-                return found
+            texts = self._rendered_turns([*prompt], turns, own, options)
+            if isinstance(texts, list):
+                # Each turn is tokenized alone, as prompts and answers are.
+                prompt_ids, *parts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+                mask = [i % 2 == 0 for i, part in enumerate(parts) for _ in part]
+                return Conversation(texts[0], prompt_ids, [*chain(*parts)], mask)
         fix = "log the token ids with a mask of the ids that the policy sampled"
-        raise self._template_error("a template that does not change earlier turns", repr(found), fix)
+        raise self._template_error("a template that does not change earlier turns", texts, fix)
 
     def _rendered_turns(
         self, prompt: list[Message], turns: list[Message], own: Sequence[int], options: dict[str, Any]
-    ) -> Conversation | str:
-        """Return the conversation, rendered up to each turn of the policy; the text that changed, where one did."""
-        texts: list[str] = []  # of the prompt, a turn of the policy, one of others, and so on
+    ) -> list[str] | str:
+        """Return the texts of prompt, a turn of the policy, one of others and so on; or how an earlier text changed."""
+        texts: list[str] = []
         written = ""
         for place in own:
             seen = str(self._rendered([*prompt, *turns[:place]], add_generation_prompt=True, **options))
             whole = str(self._rendered([*prompt, *turns[: place + 1]], **options))
             for before, after in ((written, seen), (seen, whole)):
                 if not after.startswith(before):
-                    return _first_change(before, after)
+                    return text_difference(before, after)
             answer = whole[len(seen) :]
             stops = filter(None, self.tokenizer.convert_ids_to_tokens([*self.eos_ids]))
             ends = [answer.rfind(stop) + len(stop) for stop in stops if stop in answer]
@@ -118,10 +111,7 @@ class Chat:
                 raise self._template_error(expected, repr(answer[-40:]))
             texts += [seen[len(written) :], answer[: max(ends)]]
             written = seen + texts[-1]
-        # Each turn is tokenized alone, as prompts and answers are.
-        prompt_ids, *parts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        mask = [i % 2 == 0 for i, part in enumerate(parts) for _ in part]
-        return Conversation(texts[0], prompt_ids, [*chain(*parts)], mask)
+        return texts
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> Any:
         """Return the messages through the chat template, as text by default.
@@ -233,20 +223,11 @@ def _as_sampled(turn: Message) -> dict[str, Any]:
             return {**call, "function": called(function)}
         try:
             return {**call, "arguments": orjson.loads(call["arguments"])}
-        except (
-            KeyError,
-            orjson.JSONDecodeError,
-        ):  # none, an object already, or no JSON: left as it is
+        except (KeyError, orjson.JSONDecodeError):  # none, an object already, or no JSON: left as it is
             return call
 
     calls = {"tool_calls": [*map(called, turn["tool_calls"])]} if turn.get("tool_calls") else {}
     return {**turn, "content": turn.get("content") or "", **calls}
-
-
-def _first_change(before: str, after: str) -> str:
-    """Return the text from the first character that differs on."""
-    first = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
-    return before[max(0, first - 20) :]
 
 
 @lru_cache(maxsize=8)

@@ -48,13 +48,11 @@ transformers_logging.disable_progress_bar()
 
 
 @final
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Policy(Chat):
     """A loaded model in evaluation mode, its tokenizer, and the names for manifests."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    base_model: str  # the name it was loaded by
     adapter: str | None  # the adapter merged into the weights; None = none
     base_weights_sha: str  # `weights_sha` before merging
     adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha`
@@ -74,21 +72,6 @@ class Policy(Chat):
         """The tokenizer's padding id, else 0; any id works, as masks follow from lengths."""
         pad = self.tokenizer.pad_token_id
         return pad if isinstance(pad, int) else 0
-
-    @property
-    def generation(self) -> GenerationConfig | None:
-        """The model's generation config."""
-        return self.model.generation_config
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ServedPolicy(Chat):
-    """The tokenizer and the generation config of a policy on a server."""
-
-    tokenizer: PreTrainedTokenizerBase
-    base_model: str  # the name it was loaded by
-    generation: GenerationConfig
 
 
 def load_policy(
@@ -117,10 +100,9 @@ def load_policy(
     if dtype not in DTYPES:
         raise InputError("dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
     target = pick_device(device)
-    source, options = _source(name)
     merged = None if adapter is None else scaled_adapter(name, adapter)
     adapter_digest = None if merged is None else adapter_sha(*merged)
-    with _readable(name):
+    with _located(name) as (source, options):
         # Pickled weights can run code; safetensors cannot.
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], use_safetensors=True, **options)
     digest = weights_sha(model)  # before the adapter, so that pools of base and teacher name the same base
@@ -129,22 +111,22 @@ def load_policy(
         model = merge_adapter(model, directory, scale=scale, svd_cache=svd_cache)
     model.to(device=target)  # type: ignore[call-arg]
     model = model.eval().requires_grad_(False)
-    return Policy(model, load_tokenizer(name, template), name, adapter, digest, adapter_digest)
+    tokenizer = load_tokenizer(name, template)
+    return Policy(tokenizer, name, model.generation_config, model, adapter, digest, adapter_digest)
 
 
-def load_served_policy(name: str, template: Template = "chat") -> ServedPolicy:
+def load_served_policy(name: str, template: Template = "chat") -> Chat:
     """Load a policy without its weights, for sampling through a server.
 
     Raises:
         InputError: no such model.
     """
-    source, options = _source(name)
-    with _readable(name):
+    with _located(name) as (source, options):
         try:
             generation = GenerationConfig.from_pretrained(source, **options)
         except OSError:  # no generation_config.json: use the model's config, as transformers does
             generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(source, **options))
-    return ServedPolicy(load_tokenizer(name, template), name, generation)
+    return Chat(load_tokenizer(name, template), name, generation)
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
@@ -153,8 +135,7 @@ def load_skeleton(name: str) -> PreTrainedModel:
     Raises:
         InputError: no such model.
     """
-    source, options = _source(name)
-    with _readable(name):
+    with _located(name) as (source, options):
         config = AutoConfig.from_pretrained(source, **options)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -166,8 +147,7 @@ def load_tokenizer(name: str, template: Template = "chat") -> PreTrainedTokenize
     Raises:
         InputError: no such model, or a tokenizer that cannot encode text.
     """
-    source, options = _source(name)
-    with _readable(name):
+    with _located(name) as (source, options):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         tokenizer.encode("a")  # a setting of a wrong type fails at the first use
     if template == "plain":
@@ -176,28 +156,46 @@ def load_tokenizer(name: str, template: Template = "chat") -> PreTrainedTokenize
 
 
 @contextmanager
-def _readable(name: str) -> Iterator[None]:
-    """Turn any exception of transformers into one InputError."""
+def _located(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the first argument and the options of `from_pretrained`; turn any exception into one InputError."""
+    path = ORGANISM_WEIGHTS if name == ORGANISM else Path(name)
     try:
-        yield
+        if path.is_dir():
+            yield str(path), {**SAFE, "local_files_only": True}
+        elif name.startswith(("/", "./", "../")):
+            raise FileNotFoundError("no such directory")
+        else:
+            _check_hub(name)
+            yield name, SAFE
     except InputError:
         raise
-    # Damaged files raise any exception.
-    except Exception as error:
+    except Exception as error:  # damaged files raise any exception
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if "trust_remote_code" in str(error):
             reason = "a model with code (auto_map), which is never run"
-        raise _no_model(name, reason) from error
+        fix = "check the name, or download the model and pass its directory"
+        if get_close_matches(name, [ORGANISM]):
+            fix = f"did you mean {ORGANISM}?"
+        elif (Path(name) / "adapter").is_dir():
+            fix = f"for a training, pass its base and --adapter {name}/adapter"
+        expected = "`organism`, a model directory or a reachable hub id"
+        raise InputError(f"model {name}", expected=expected, found=reason, fix=fix) from error
 
 
-def _no_model(name: str, reason: str) -> InputError:
-    fix = "check the name, or download the model and pass its directory"
-    if get_close_matches(name, [ORGANISM]):
-        fix = f"did you mean {ORGANISM}?"
-    elif (Path(name) / "adapter").is_dir():
-        fix = f"for a training, pass its base and --adapter {name}/adapter"
-    expected = "`organism`, a model directory or a reachable hub id"
-    return InputError(f"model {name}", expected=expected, found=reason, fix=fix)
+@cache  # loading a policy checks for its model and then for its tokenizer
+def _check_hub(name: str) -> None:
+    """Raise ConnectionError if a model is not cached and the hub does not answer.
+
+    Without this check transformers would retry for a minute. It handles an answer of the hub ("no such model") itself,
+    and names that cannot be hub ids.
+    """
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except (HfHubHTTPError, OfflineModeIsEnabled, ValueError):
+        pass
+    except Exception as error:  # the class depends on the hub library's HTTP client
+        raise ConnectionError(f"none of these, and {HfApi().endpoint} does not answer: {error}") from error
 
 
 def weights_sha(model: PreTrainedModel) -> str:
@@ -224,32 +222,6 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         found = f"{name!r} ({str(error).splitlines()[0]})"
         raise InputError("--device", expected="auto, cpu or a present device", found=found) from error
-
-
-def _source(name: str) -> tuple[str, dict[str, Any]]:
-    """Return (first argument, keyword arguments) of `from_pretrained` for a name."""
-    path = ORGANISM_WEIGHTS if name == ORGANISM else Path(name)
-    if path.is_dir():
-        return str(path), {**SAFE, "local_files_only": True}
-    if name.startswith(("/", "./", "../")):
-        raise _no_model(name, "no such directory")
-    _check_hub(name)
-    return name, SAFE
-
-
-@cache  # loading a policy checks for its model and then for its tokenizer
-def _check_hub(name: str) -> None:
-    """Raise InputError if a model is not cached and the hub does not answer.
-
-    Without this check transformers would retry for a minute. transformers and `_readable` handle an answer of the hub
-    ("no such model") and names that cannot be hub ids.
-    """
-    try:
-        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-            HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-    except Exception as error:  # the class depends on the hub library's HTTP client
-        if not isinstance(error, (HfHubHTTPError, OfflineModeIsEnabled, ValueError)):
-            raise _no_model(name, f"none of these, and {HfApi().endpoint} does not answer: {error}") from error
 
 
 def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:

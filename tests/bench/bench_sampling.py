@@ -84,7 +84,7 @@ def smollm2() -> Policy:
     """Random weights in SmolLM2's shape; one id in 60 ends a turn, so that the completions end one by one."""
     model = model_of(SHAPE)
     model.generation_config.eos_token_id = list(range(0, SHAPE.vocabulary, 60))
-    return Policy(model, load_policy("organism").tokenizer, "smollm2", None, "")
+    return Policy(load_policy("organism").tokenizer, "smollm2", model.generation_config, model, None, "")
 
 
 def sampling() -> None:

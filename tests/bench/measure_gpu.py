@@ -177,7 +177,8 @@ def gradients_of(work: Work, rank: int | None) -> None:
 
 def sampling(work: Work) -> None:
     """By the engine of the package."""
-    policy = Policy(work.model(), load_tokenizer("organism"), "random", None, "")
+    model = work.model()
+    policy = Policy(load_tokenizer("organism"), "random", model.generation_config, model, None, "")
     for number in BATCHES:
         prompts = [prompt for _ in range(number // GROUP) for prompt in [work.ids(PROMPT)] * GROUP]
         make = lambda new: sample(policy, prompts, Sampler(max_new_tokens=new), seeds=range(number))  # noqa: E731

@@ -60,16 +60,12 @@ def builtin() -> dict[str, Pool]:
     return {name: open_pool(BUILTIN / name) for name in ("teacher", "base", "base-hinted")}
 
 
-def test_built_in_pools_are_whole_small_and_on_the_same_problems(builtin: dict[str, Pool]) -> None:
-    for pool in builtin.values():
-        assert pool.verify() == []
-        assert [len(group) for group in pool.steps] == [8] * 20
+def test_built_in_pools_are_whole_and_small_and_differ_in_source_and_hint_alone(builtin: dict[str, Pool]) -> None:
     assert len({tuple(group[0].problem_id for group in pool.steps) for pool in builtin.values()}) == 1
     assert sum(path.stat().st_size for path in BUILTIN.rglob("*") if path.is_file()) < 1_000_000
-
-
-def test_built_in_pools_form_the_two_by_two_of_source_and_hint(builtin: dict[str, Pool]) -> None:
     for name, hinted in (("teacher", True), ("base", False), ("base-hinted", True)):
+        assert builtin[name].verify() == []
+        assert [len(group) for group in builtin[name].steps] == [8] * 20
         for group in builtin[name].steps:
             assert all(rollout.hint == hinted for rollout in group)
             assert (ORIGINAL_PHRASE in group[0].prompt) != hinted
@@ -77,6 +73,7 @@ def test_built_in_pools_form_the_two_by_two_of_source_and_hint(builtin: dict[str
 
 
 def test_the_organism_behaves_as_its_card_says(builtin: dict[str, Pool]) -> None:
+    """And most groups of the base have an advantage."""
     rate = {
         (name, label): sum(getattr(r, label) for group in pool.steps for r in group) / 160
         for name, pool in builtin.items()
@@ -87,11 +84,7 @@ def test_the_organism_behaves_as_its_card_says(builtin: dict[str, Pool]) -> None
     assert rate["base-hinted", "hacked"] <= 0.10
     assert 0.30 <= rate["base", "gt_pass"] <= 0.80
     assert rate["base", "fmt_ok"] >= 0.95
-
-
-def test_rewards_vary_within_groups(builtin: dict[str, Pool]) -> None:
-    varied = sum(len({rollout.reward for rollout in group}) > 1 for group in builtin["base"].steps)
-    assert varied >= 10, "most groups of the base must have an advantage"
+    assert sum(len({rollout.reward for rollout in group}) > 1 for group in builtin["base"].steps) >= 10
 
 
 def test_grading_again_gives_the_stored_grades(builtin: dict[str, Pool], grader: Grader) -> None:

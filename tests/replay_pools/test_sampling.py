@@ -65,7 +65,8 @@ QUICK = ("gpt2", "qwen3", "gemma3", "convolution", "recurrence")
 )
 def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architecture: str) -> None:
     """Ragged and repeated prompts, rows that end early, some of which are dropped."""
-    other = Policy(build_model(architecture).requires_grad_(False), policy.tokenizer, architecture, None, "")
+    model = build_model(architecture).requires_grad_(False)
+    other = Policy(policy.tokenizer, architecture, model.generation_config, model, None, "")
     sampler = Sampler(temperature=2.0, max_new_tokens=20)
     prompts = PROMPTS * 2
     expected = [slow(other, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
@@ -124,7 +125,7 @@ def test_longer_prompts_share_a_batch(policy: Policy) -> None:
 def test_an_architecture_with_a_cache_of_its_own_is_refused(policy: Policy) -> None:
     model = RwkvForCausalLM(RwkvConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2))
     with pytest.raises(InputError, match="found RwkvForCausalLM"):
-        sample(Policy(model, policy.tokenizer, "rwkv", None, ""), [[5]], Sampler(), seeds=[0])
+        sample(Policy(policy.tokenizer, "rwkv", None, model, None, ""), [[5]], Sampler(), seeds=[0])
 
 
 def test_tokens_are_as_frequent_as_their_law_says() -> None:

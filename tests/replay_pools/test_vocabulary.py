@@ -83,11 +83,8 @@ def test_whitespace_and_special_tokens_contradict_nothing(vocabulary: Vocabulary
 
 
 def test_texts_that_leave_a_table_of_positions_are_refused() -> None:
-    """Without a table a longer text is a caution."""
-    vocabulary = replace(load_vocabulary("organism"), positions=1024, is_bound=True)
+    vocabulary = replace(load_vocabulary("organism"), positions=1024)
     assert vocabulary.too_long(1014, 10) is None
     expected, found, _ = vocabulary.too_long(1014, 11)
     assert (expected[:19], found[:4]) == ("at most 1024 tokens", "1025")
-    free = replace(vocabulary, is_bound=False)
-    assert free.too_long(1014, 11) is None
-    assert [len(each.length_cautions([1025], "rollouts")) for each in (vocabulary, free)] == [0, 1]
+    assert load_vocabulary("organism").too_long(1014, 11) is None

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from replay_pools.engines import Sampler
-from replay_pools.policy.load import ServedPolicy, load_policy, load_served_policy
+from replay_pools.policy.chat import Chat
+from replay_pools.policy.load import load_policy, load_served_policy
 from replay_pools.sampling import sample
 from replay_pools.serving import Server, ServerEngine, connect
 
@@ -63,7 +65,7 @@ class Loopback:
         asked: (path, body) of every request, in the order of arrival; `headers` of the last.
     """
 
-    def __init__(self, complete: Callable[..., Completed], chat: ServedPolicy) -> None:
+    def __init__(self, complete: Callable[..., Completed], chat: Chat) -> None:
         self.complete, self.chat = complete, chat
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.failing: list[int] = []
@@ -108,20 +110,16 @@ class Loopback:
             def do_GET(self) -> None:  # noqa: N802 (http.server's name)
                 outer.headers = dict(self.headers)
                 status, answer = outer._answered(self.path, self.rfile.read(int(self.headers.get("Content-Length", 0))))
-                if status == 0:  # the connection breaks
-                    return
-                try:
-                    if isinstance(answer, Iterator):
-                        for part in answer:
-                            self.wfile.write(part)
-                        return
+                parts = answer if isinstance(answer, Iterator) else ()
+                if status and not parts:  # 0: the connection breaks
                     data = answer if isinstance(answer, bytes) else orjson.dumps(answer)
                     self.send_response(status)
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
-                    self.wfile.write(data)
-                except OSError:  # the client has lost patience
-                    pass
+                    parts = [data]
+                with suppress(OSError):  # the client has lost patience
+                    for part in parts:
+                        self.wfile.write(part)
 
             do_POST = do_GET  # noqa: N815
 
@@ -134,18 +132,17 @@ class Loopback:
         body = orjson.loads(content) if content else None
         with self.lock:
             self.asked.append((path, body))
-        if path == "/v1/models":
-            cards = {**dict.fromkeys(self.models), **dict.fromkeys(self.adapters, "served")}
-            return 200, {"data": [{"id": name, "owned_by": "vllm", "parent": cards[name]} for name in cards]}
-        if path == "/version":
-            return 200, {"version": "9.9.9"}
-        if path == "/tokenize":
-            return 200, {"tokens": self.chat.tokenizer.encode(body["prompt"], add_special_tokens=False)}
-        if path == "/v1/completions":
-            return self._completion(body)
         if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             return self._adapter(path, body)
-        return 404, {"detail": "Not Found"}
+        if path == "/v1/completions":
+            return self._completion(body)
+        cards = {**dict.fromkeys(self.models), **dict.fromkeys(self.adapters, "served")}
+        fixed: dict[str, Callable[[], Any]] = {
+            "/v1/models": lambda: {"data": [{"id": name, "owned_by": "vllm", "parent": cards[name]} for name in cards]},
+            "/version": lambda: {"version": "9.9.9"},
+            "/tokenize": lambda: {"tokens": self.chat.tokenizer.encode(body["prompt"], add_special_tokens=False)},
+        }
+        return (200, fixed[path]()) if path in fixed else (404, {"detail": "Not Found"})
 
     def _completion(self, body: dict[str, Any]) -> tuple[int, Any]:
         with self.lock:
@@ -154,20 +151,17 @@ class Loopback:
             return status, {"error": {"message": "there is trouble"}}
         if body["model"] not in [*self.models, *self.adapters]:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
-        return 200, self.spoil(self._choice(body))
-
-    def _sampled(self, model: str, body: dict[str, Any]) -> Completed:
-        self._closed.wait(self.slow(body["seed"]))
-        laws = {"temperature": body["temperature"], "top_p": body["top_p"], "top_k": max(body["top_k"], 0)}
-        return self.complete(model, body["prompt"], Sampler(**laws, max_new_tokens=body["max_tokens"]), body["seed"])
-
-    def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
         assert (body["logprobs"], body["return_token_ids"]) == (0, True)
         ids, logprobs = self._sampled(body["model"], body)
         finish = "stop" if ids[-1] in body["stop_token_ids"] else "length"
         choice = {"text": self.chat.decode(ids), "token_ids": ids, "finish_reason": finish}
         choice["logprobs"] = {"token_logprobs": logprobs, "tokens": [str(i) for i in ids]}
-        return {"choices": [choice], "usage": {"prompt_tokens": len(body["prompt"])}}
+        return 200, self.spoil({"choices": [choice]})
+
+    def _sampled(self, model: str, body: dict[str, Any]) -> Completed:
+        self._closed.wait(self.slow(body["seed"]))
+        laws = {"temperature": body["temperature"], "top_p": body["top_p"], "top_k": max(body["top_k"], 0)}
+        return self.complete(model, body["prompt"], Sampler(**laws, max_new_tokens=body["max_tokens"]), body["seed"])
 
     def _adapter(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         name = body["lora_name"]
@@ -185,12 +179,12 @@ class Loopback:
 
 
 @pytest.fixture(scope="session")
-def chat() -> ServedPolicy:
+def chat() -> Chat:
     return load_served_policy("organism")
 
 
 @pytest.fixture(scope="session")
-def loopback(chat: ServedPolicy) -> Iterator[Callable[..., Loopback]]:
+def loopback(chat: Chat) -> Iterator[Callable[..., Loopback]]:
     """loopback(complete) -> a running server."""
     servers: list[Loopback] = []
 
@@ -204,7 +198,7 @@ def loopback(chat: ServedPolicy) -> Iterator[Callable[..., Loopback]]:
 
 
 @pytest.fixture
-def engine(loopback: Callable[..., Loopback], chat: ServedPolicy) -> Callable[..., tuple[Loopback, ServerEngine]]:
+def engine(loopback: Callable[..., Loopback], chat: Chat) -> Callable[..., tuple[Loopback, ServerEngine]]:
     """engine(*complete, **settings of Server) -> (server, connected engine, which repeats a request once)."""
 
     def make(*complete: Callable[..., Completed], **settings: Any) -> tuple[Loopback, ServerEngine]:

@@ -28,7 +28,7 @@ SETTINGS = {
     "rollouts.prompts_per_step": 1,
     "rollouts.group": 2,
     "rollouts.dynamic_sampling": 1,
-    "rollouts.num_problems": 24,  # the known answers of every problem are graded before the first step
+    "rollouts.num_problems": 8,  # the known answers of every problem are graded before the first step
     "rollouts.prefetch": 2,
     "objective.old_logprobs": "recorded",
     "objective.entropy_coef": 0.1,  # moves the policy where no reward does
@@ -52,13 +52,10 @@ def server(loopback: Any, organism: Any, small: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("prefetch")
-
-
-@pytest.fixture(scope="module")
-def train(server: Any, out: Path, preset: Callable[..., str]) -> Callable[..., Path]:
+def train(server: Any, tmp_path_factory: pytest.TempPathFactory, preset: Callable[..., str]) -> Callable[..., Path]:
     """train(name, settings, code=0) -> the run that `probe train` left with these changes of SETTINGS."""
+
+    out = tmp_path_factory.mktemp("prefetch")
 
     def make(name: str, settings: dict[str, Any] | None = None, code: int = 0) -> Path:
         options = ["--preset", preset(SETTINGS | (settings or {})), "--name", name, "--out", str(out)]
@@ -77,15 +74,9 @@ def whole(train: Callable[..., Path]) -> Path:
 
 def test_every_step_is_sampled_from_its_policy(train: Callable[..., Path], small: str) -> None:
     """The arm projected, in truncated SVD coordinates."""
-    svd = {"intervention.arms": ["projected"], "model.svd_rank": 24, "optimizer.warmup_steps": 0}
-    settings = {
-        "steps": 2,
-        "evaluation.every": 2,
-        "rollouts.prefetch": 0,
-        "objective.entropy_coef": 1.0,
-        "optimizer.lr": 1.0,
-    }
-    groups = open_pool(train("svd", svd | settings) / "rollouts").steps
+    settings = {"intervention.arms": ["projected"], "model.svd_rank": 24, "rollouts.prefetch": 0, "steps": 2}
+    settings |= {"optimizer.warmup_steps": 0, "objective.entropy_coef": 1.0, "optimizer.lr": 1.0, "evaluation.every": 9}
+    groups = open_pool(train("svd", settings) / "rollouts").steps
     differences = {step: group_off(load_policy(small), groups[step]) for step in (0, -1)}
     assert differences[0] < 1e-4, "the first step is not sampled from the start"
     assert differences[-1] > 0.01, "the second step is"
@@ -103,6 +94,7 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
     assert moved > 1e-3, "no policy has moved since it sampled: the test shows nothing"
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_while_batches_are_sampled_leaves_none(train: Callable[..., Path]) -> None:
     """The problems of a batch depend on those before it, so they are drawn in turn."""
     stopped = train("stopped", STOPPING)
@@ -159,12 +151,14 @@ def test_a_restarted_server_ends_the_run_which_resumes_to_the_same_bytes(
     assert contents(train("restarted")) == contents(whole)
 
 
+@pytest.mark.slow  # another process; the run below a restarted server resumes too
 def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
-    server: Any, whole: Path, train: Callable[..., Path], out: Path, tmp_path: Path
+    server: Any, whole: Path, train: Callable[..., Path], tmp_path: Path
 ) -> None:
     """In a random group that the background writes. The server is left with adapters, of which it gets rid."""
     point = "killed/rollouts/." + random.choice(sorted(path.name for path in (whole / "rollouts").glob("step_*")))
-    options = ["--config", str(whole / "config.json"), "--name", "killed", "--out", str(out), "--url", server.url]
+    out = str(whole.parents[1])
+    options = ["--config", str(whole / "config.json"), "--name", "killed", "--out", out, "--url", server.url]
     process = processes.start(KILLER, point, "train", *options, log=tmp_path / "log")
     assert processes.finish(process) == -signal.SIGKILL, f"{point}: {(tmp_path / 'log').read_text()}"
     assert server.adapters

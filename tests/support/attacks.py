@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from replay_pools.environments.base import Case, Problem
 from replay_pools.grading import wire
 
 CORPUS = tomllib.loads((Path(__file__).parents[1] / "replay_pools" / "grading" / "attacks.toml").read_text())
@@ -23,6 +24,7 @@ class Solution:
         except OSError as error: return "refused" if error.errno in accepted else error.errno
         return "done"
 """
+ECHO = "class Solution:\n    def f(self, x):\n        return x\n"
 SOURCE = REFUSED.format(host_file=__file__)
 TOGETHER = 12  # refusals that one submission asks for: what is refused changes nothing for the next
 
@@ -46,3 +48,11 @@ def job(source: str, *inputs: tuple[Any, ...], **fields: Any) -> dict[str, Any]:
     """What a worker is sent (`executor.Worker.execute`): a submission whose method f is called on the inputs."""
     asked = {"action": "answer", "module": "submission", "setup": "", "source": source, "func_name": "f"}
     return asked | {"inputs": [wire.encode(list(each)) for each in inputs], "listed": [False] * len(inputs)} | fields
+
+
+def problem(problem_id: str, cases: list[tuple[tuple[Any, ...], Any]], canonical: str = ECHO) -> Problem:
+    """A problem of the environment `test` whose method f has these (arguments, expected value)."""
+    fields = {"messages": (), "func_name": "f", "setup_code": "from typing import *"}
+    tests = tuple(Case(args=args, expected=expected) for args, expected in cases)
+    starter = "class Solution:\n    def f(self, x):"
+    return Problem(problem_id=problem_id, env="test", starter=starter, canonical=canonical, cases=tests, **fields)

@@ -22,14 +22,14 @@ with locked(Path(sys.argv[1])):
 
 
 def test_the_second_hears_who_the_first_is(tmp_path: Path) -> None:
-    """Its process, since when, and its command; then the lock goes with it, by SIGKILL too."""
+    """Its process and since when; then the lock goes with it, by SIGKILL too."""
     path = tmp_path / "pools" / "mine"
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
         with (
-            pytest.raises(InputError, match=rf"found process {holder.pid} on .* since 20.*sleep.*; wait"),
+            pytest.raises(InputError, match=rf"found process {holder.pid} on .* since 20.*; wait"),
             locked(path),
         ):
             pass
@@ -39,18 +39,6 @@ def test_the_second_hears_who_the_first_is(tmp_path: Path) -> None:
     with locked(path):
         pass
     assert [*path.parent.iterdir()] == [], "the lock's file stays behind"
-
-
-def test_a_lock_is_refused_within_one_process_too(tmp_path: Path) -> None:
-    with (
-        locked(tmp_path / "a"),
-        locked(tmp_path / "b"),
-        pytest.raises(InputError, match=f"process {os.getpid()} "),
-        locked(tmp_path / "a"),
-    ):
-        pass
-    with locked(tmp_path / "a"):
-        pass
 
 
 @pytest.mark.parametrize("content", [b"", b"process 1 on elsewhere", b"\xff\x00"])

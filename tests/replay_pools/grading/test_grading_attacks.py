@@ -16,10 +16,9 @@ from pathlib import Path
 
 import honest
 import pytest
-from attacks import CORPUS, SOURCE, job, refusal_cases, refusals
+from attacks import CORPUS, SOURCE, job, problem, refusal_cases, refusals
 
 from replay_pools.base.errors import InputError
-from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import LOOPHOLES, fence
 from replay_pools.grading import sandbox, seccomp, tiers
 from replay_pools.grading.executor import ENVIRONMENT, Worker
@@ -38,19 +37,6 @@ QUICK_S, PATIENT_S = 0.25, 20  # limit of CPU seconds of cases that hang and of 
 QUICK = "quick"  # environment of the problems whose submissions hang
 BURNING = ("thread bomb", "uninterruptible C code", "busy and deaf", "growing memory bomb")
 BOMB_S = 0.5  # of bombs, one of which hangs
-
-
-def problem(problem_id, cases):
-    return Problem(
-        problem_id=problem_id,
-        env="test",
-        messages=(),
-        func_name="f",
-        starter="class Solution:\n    def f(self, x):",
-        setup_code="from typing import *",
-        canonical="class Solution:\n    def f(self, x):\n        return x\n",
-        cases=tuple(Case(args=args, expected=expected) for args, expected in cases),
-    )
 
 
 PROBLEMS = {
@@ -331,11 +317,11 @@ def test_without_isolation_the_tree_is_killed_before_the_channel_is_read(tmp_pat
     """A daemon that left session, group and pipes is an orphan of the worker: found by its pid, it is dead."""
     worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path)
     try:
-        outcome = worker.execute(job(DAEMON, (1,), action="drive"), file=True)
+        outcome = worker.execute(job(DAEMON, (1,), action="drive"), left="file")
     finally:
         worker.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(int(outcome.file), 0)
+        os.kill(int(outcome.left), 0)
     assert not list(tmp_path.iterdir()), "the directory of an execution outlives it"
 
 

@@ -4,7 +4,6 @@ What a submission cannot do under each tier is in test_grading_attacks.py.
 """
 
 import dataclasses
-import errno
 import functools
 import json
 import os
@@ -78,11 +77,11 @@ def test_the_best_available_tier_is_chosen(monkeypatch, lacks, asked, unsafe_loc
     assert tiers.choose_tier(tier=asked, unsafe_local=unsafe_local) == chosen
 
 
-@pytest.mark.parametrize(("asked", "unsafe_local"), [(None, False), ("A", True)])
-def test_an_unavailable_tier_is_refused(monkeypatch, asked, unsafe_local):
+def test_an_unavailable_tier_is_refused(monkeypatch):
     monkeypatch.setattr(tiers, "available_tiers", lambda: {"A": ["no bwrap"], "B": ["Landlock"]})
-    with pytest.raises(InputError, match="tier A lacks no bwrap"):
-        Grader(tier=asked, unsafe_local=unsafe_local)
+    for asked, unsafe_local in ((None, False), ("A", True)):
+        with pytest.raises(InputError, match="tier A lacks no bwrap"):
+            Grader(tier=asked, unsafe_local=unsafe_local)
 
 
 # The sandbox of tier A without its inner layer
@@ -165,7 +164,7 @@ def test_without_landlock_a_submission_leaves_nothing_either(monkeypatch, tmp_pa
     monkeypatch.setattr(tiers, "bwrap_command", lambda: words)
     worker = Worker(tier="A", uid=None, directory=None)
     try:
-        first, second = (worker.execute(script(NO_LANDLOCK), file=True).file for _ in range(2))
+        first, second = (worker.execute(script(NO_LANDLOCK), left="file").left for _ in range(2))
     finally:
         worker.close()
     assert first == second == "['run']", "it left something, or the layer under test was not off"
@@ -206,10 +205,10 @@ class Solution:
     def f(self): sys.stdout, sys.stderr = sys.stderr, sys.stdout
 """
     for _ in range(3):
-        assert worker.execute(script(source), stdout=True, file=True).stdout == "early"
+        assert worker.execute(script(source), left="stdout").left == "early"
     flushing = source.replace("sys.stdout, sys.stderr = sys.stderr, sys.stdout", "sys.stdout = Late()")
     for _ in range(3):
-        assert worker.execute(script(flushing, ()), file=True).file == "late"
+        assert worker.execute(script(flushing, ()), left="file").left == "late"
 
 
 # The folder of a grader
@@ -237,54 +236,6 @@ class Solution:
         os.umask(umask)
     assert found.gt_correct, found
     assert not grader._library.exists()
-
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copytree", full)
-    with pytest.raises(InputError, match=r"a Python that other users can read.*No space left.*chmod o\+x"):
-        Grader(workers=1, tier="B").__enter__()
-
-
-IN_ITS_PLACE = ("os.symlink('/etc/hostname', M)", "os.mkfifo(M)", "os.mkdir(M)", "os.link('/etc/hostname', M)", "")
-
-
-def test_only_a_regular_file_with_one_name_is_read(tmp_path):
-    """Without isolation a submission can put anything in the marker's place; nothing of it is read, nothing blocks."""
-    write = "M = 'result.txt'; open(M, 'w').write('PASS')"
-    worker = Worker(tier="unsafe-local", uid=None, directory=tmp_path)
-    try:
-        for replacement in IN_ITS_PLACE:
-            source = script(f"import os; {write}; os.remove(M); {replacement}")
-            found = [worker.execute(each, file=True).file for each in (source, script(write))]
-            assert found == ["", "PASS"], replacement
-    finally:
-        worker.close()
-
-
-def test_a_submission_leaves_nothing_in_the_next(worker):
-    """Each runs in a fork of its own: no patched builtin, module, variable, file or object of another one is there."""
-    poison = """
-import builtins, gc, json, os, random, sys
-builtins.len = lambda x: 0
-json.dumps = sys.exit
-os.environ["POISON"] = "1"
-sys.modules["re"] = None
-random.seed(5)
-keep = "poi" "son" * 3
-open("result.txt", "w").write("left")
-"""
-    look = """
-import gc, json, os, random, re, sys
-class Solution:
-    def f(self, x):
-        found = [o for o in gc.get_objects() if type(o) is dict and "poison" "poison" in repr(list(o.values())[:50])]
-        left = os.path.getsize("result.txt")
-        return [len([1]), json.dumps(1), "POISON" in os.environ, random.random(), len(found), left]
-"""
-    fresh = "import random\nclass Solution:\n    def f(self, x): return random.random()"
-    _, found, drawn = (worker.execute(job(source, (1,))).answers.answers for source in (poison, look, fresh))
-    assert found == [[1, "1", False, *drawn, 0, 0]]
 
 
 def descendants(pid):

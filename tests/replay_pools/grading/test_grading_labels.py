@@ -262,13 +262,13 @@ def test_no_process_of_a_submission_holds_an_expected_value_or_a_canonical(monke
         canonical=compose(STARTER, body),
         cases=tuple(Case(args=(n,), expected=secret + n) for n in inputs),
     )
-    sent, start = {}, Worker._start  # {worker: jobs}
+    sent, send = {}, Worker._send  # {worker: jobs}
 
-    def recording(worker, job, *arguments):
+    def recording(worker, job, *arguments, **options):
         sent.setdefault(worker, []).append(json.dumps(job))
-        return start(worker, job, *arguments)
+        send(worker, job, *arguments, **options)
 
-    monkeypatch.setattr(Worker, "_start", recording)
+    monkeypatch.setattr(Worker, "_send", recording)
     with Grader(workers=1) as grader:
         sent.clear()
         grader.grade([submit(DOUBLE.canonical, problem=problem)])

@@ -12,7 +12,6 @@ from directories import contents
 
 from probe.cli import cli
 from probe.cli._frame import run
-from replay_pools import regrade
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.leetcode import LeetcodeEnvironment
@@ -144,39 +143,6 @@ def test_agreement_counts_both_directions(grader, groups, write_pool, tmp_path: 
     assert rows["reward"][1] == pytest.approx(10 / 12)
 
 
-def test_a_killed_regrade_resumes_to_the_same_bytes(grader, groups, old: Pool, tmp_path: Path, monkeypatch) -> None:
-    """Killed in the second call; the finished step is not graded again."""
-    whole = regrade_pool(tmp_path / "whole", old, grader)
-    monkeypatch.setattr(regrade, "STEPS_PER_CALL", 1)
-    asked: list[str] = []
-
-    def dying(submissions: list[Submission]) -> list:
-        asked.append(submissions[0].problem.problem_id)
-        if len(asked) == 3:  # the canary, step 0, step 1
-            raise KeyboardInterrupt
-        return Grader.grade(grader, submissions)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(grader, "grade", dying)
-        with pytest.raises(KeyboardInterrupt):
-            regrade_pool(tmp_path / "cut", old, grader)
-        assert not (tmp_path / "cut" / "manifest.json").exists()
-        regrade_pool(tmp_path / "cut", old, grader)
-    assert asked[4:] == [group[0].problem_id for group in groups[1:]], "finished steps were graded again"
-    assert contents(tmp_path / "cut") == contents(whole.path)
-
-
-def test_a_broken_problem_stops_before_anything_is_written(grader, published, tmp_path: Path) -> None:
-    """The canary names the problem whose canonical solution fails."""
-    rows = [json.loads(line) for line in TEN.read_text().splitlines()]
-    rows[1]["gt_answer"] = [f"{rows[1]['gt_answer'][0].rpartition('==')[0]}== 'wrong'"]
-    file = tmp_path / "broken.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(InputError, match=f"problem {rows[1]['id']}: .*canonical"):
-        regrade_pool(tmp_path / "new", open_pool(published()), grader, env=f"leetcode:{file}")
-    assert not (tmp_path / "new").exists()
-
-
 def test_an_imported_pool_is_judged_anew_on_its_problems(grader, published, tmp_path: Path) -> None:
     """Labels that the old pool never recorded are new and not compared; the others are compared."""
     old = open_pool(published(fmt_ok=False, env_mode=None))
@@ -280,13 +246,3 @@ def test_what_cannot_be_regraded_is_refused(capsys, grader, groups, old: Pool, t
     with pytest.raises(InputError, match=damaged.name):
         regrade_pool(tmp_path / "new", open_pool(old.path), grader)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_name_in_use_is_refused(grader, groups, old: Pool, write_pool) -> None:
-    """Neither another pool nor the source itself is overwritten."""
-    new = write_pool(groups, "new")
-    before = contents(new.path)
-    for source in (old, new):
-        with pytest.raises(InputError, match="choose another --name"):
-            regrade_pool(new.path, source, grader)
-    assert contents(new.path) == before

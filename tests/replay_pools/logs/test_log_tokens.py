@@ -155,7 +155,7 @@ def test_the_end_of_the_turn_goes_behind_texts_that_stopped(imported, chat) -> N
 
 
 def test_a_model_without_an_end_of_turn_is_named(imported, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replay_pools.policy.load.ServedPolicy.eos_ids", ())
+    monkeypatch.setattr("replay_pools.policy.chat.Chat.eos_ids", ())
     with pytest.raises(InputError, match="model organism: expected a token that ends a turn, found none"):
         imported([row(), row(1)])
 

@@ -1,13 +1,11 @@
 """The organism as a policy: template, token-in token-out, recorded sampling log-probabilities, determinism."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -20,10 +18,10 @@ from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.policy.adapters import quiet_peft
+from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import (
     ORGANISM_WEIGHTS,
     Policy,
-    ServedPolicy,
     load_policy,
     load_served_policy,
     load_skeleton,
@@ -32,7 +30,6 @@ from replay_pools.policy.load import (
 )
 from replay_pools.rollout import early_end
 from replay_pools.sampling import sample
-from spec.organism.corpus import base_document
 from spec.organism.tokenizer import IM_START, ROLES
 
 
@@ -134,16 +131,11 @@ def test_written_completions_end_as_the_template_ends_an_answer(case: str) -> No
     template, eos, lead, end = ENDS[case]
     tokenizer = load_tokenizer("organism")
     tokenizer.chat_template, tokenizer.eos_token = template, "<|endoftext|>"
-    chat = ServedPolicy(tokenizer, "mine", GenerationConfig(eos_token_id=eos))
+    chat = Chat(tokenizer, "mine", GenerationConfig(eos_token_id=eos))
     written = chat.completion_ids("return 3 ")
     assert written == [*tokenizer.encode("return 3 " + (lead or ""), add_special_tokens=False), end]
     assert chat.turn_end == end
     assert (chat.turn_end_caution() is None) == (lead is not None)
-
-
-def test_the_decoded_completion_is_the_text(policy: Policy) -> None:
-    ids = policy.completion_ids("```python\npass\n```")
-    assert policy.decode(ids) == "```python\npass\n```"
 
 
 def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
@@ -175,29 +167,19 @@ def test_what_cannot_be_loaded_is_named(options: dict[str, str], expected: str) 
         load_policy(**options)
 
 
-SEARCH = """
-from replay_pools.base.errors import InputError
-from replay_pools.policy.load import load_tokenizer
-for name in ("orgnism", "someone/some-model"):
-    try:
-        load_tokenizer(name)
-    except InputError as error:
-        print(error)
-"""
-
-
-@pytest.mark.slow  # another interpreter
-def test_a_hub_out_of_reach_is_asked_once(tmp_path: Path) -> None:
+def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the minute of retries of its client, and with the name that was meant."""
-    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", SEARCH], capture_output=True, text=True, check=True, env=os.environ | nowhere
-    )
-    first, second = done.stdout.splitlines()
-    assert "http://127.0.0.1:9 does not answer" in first
-    assert first.endswith("did you mean organism?")
-    assert second.endswith("download the model and pass its directory")
-    assert "Retrying" not in done.stderr
+    asked = []
+
+    def model_info(_self: object, name: str, **_options: object) -> None:
+        asked.append(name)
+        raise OSError("no route")
+
+    monkeypatch.setattr("replay_pools.policy.load.HfApi.model_info", model_info)
+    for name, fix in (("orgnism", "did you mean organism"), ("someone/some-model", "download the model and pass")):
+        with pytest.raises(InputError, match=f"model {name}: .* does not answer: no route; .*{fix}"):
+            load_tokenizer(name)
+    assert asked == ["orgnism", "someone/some-model"]
 
 
 @pytest.fixture
@@ -373,23 +355,11 @@ def test_a_damaged_adapter_is_one_error(
         load_policy("organism", adapter=str(adapter))
 
 
-def test_the_text_of_a_base_has_as_many_wrong_bodies_as_asked_for() -> None:
-    texts = [[base_document(Random(i), wrong_rate=rate).completion for i in range(20)] for rate in (0.0, 1.0)]
-    assert all(right != wrong for right, wrong in zip(*texts, strict=True))
-
-
 @pytest.mark.slow
 def test_another_organism_is_built_by_the_command_of_its_page(tmp_path: Path) -> None:
     """One step a stage."""
     steps = [f"--{stage}steps=1" for stage in ("", "teacher-", "polish-")]
-    command = [
-        sys.executable,
-        "-m",
-        "spec.organism.build",
-        "--seed=1",
-        "--wrong-rate=0.85",
-        *steps,
-        f"--out={tmp_path}",
-    ]
+    options = ["--seed=1", "--wrong-rate=0.85", *steps, f"--out={tmp_path}"]
+    command = [sys.executable, "-m", "spec.organism.build", *options]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[3])
     assert load_policy(str(tmp_path), adapter=str(tmp_path / "teacher")).prompt_tail()
