@@ -1,6 +1,6 @@
 """Draft pairs from labelled rollouts, on half of the prompts: the other half is left to measure on."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -50,7 +50,19 @@ def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair]
         raise InputError("labels", expected=expected, found=found, fix="log or map them: --map hacked=COLUMN")
     ranked = sorted(matched, key=lambda prompt: sha256(f"draft {seed}\n{prompt}".encode()))
     drafted = {*ranked[: len(ranked) // 2]}
-    pairs = _pairs({prompt: rows for prompt, rows in matched.items() if prompt in drafted})
+    couples = [couple for prompt, rows in matched.items() if prompt in drafted for couple in rows]
+    pairs = [
+        Pair(
+            pair_id=f"draft-{i:03d}",
+            problem_id=hack.problem_id,
+            messages=hack.messages,
+            hack=hack.turns or hack.text,
+            clean=clean.turns or clean.text,
+            flavour="drafted",
+            held_out=False,
+        )
+        for i, (hack, clean) in enumerate(couples)
+    ]
     return split_by_prompt(pairs, seed), len(matched)
 
 
@@ -68,19 +80,3 @@ def _matched(rows: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
             chosen.append((hacks[hack], clean[other]))
             used |= {hack, other}
     return chosen
-
-
-def _pairs(matched: Mapping[str, Sequence[tuple[Answer, Answer]]]) -> list[Pair]:
-    rows = [both for of_prompt in matched.values() for both in of_prompt]
-    return [
-        Pair(
-            pair_id=f"draft-{i:03d}",
-            problem_id=hack.problem_id,
-            messages=hack.messages,
-            hack=hack.turns or hack.text,
-            clean=clean.turns or clean.text,
-            flavour="drafted",
-            held_out=False,
-        )
-        for i, (hack, clean) in enumerate(rows)
-    ]

@@ -10,12 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import orjson
 
 from extraction.pairs import Pair, Turns, text_of
 from replay_pools.base.errors import Faults, InputError, unknown_name
@@ -23,10 +20,9 @@ from replay_pools.base.files import dump_json, encode_jsonl, sha256, write_atomi
 from replay_pools.base.tables import TRUTHS
 from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
 from replay_pools.logs.files import KINDS, Fields, read_objects, read_rows
-from replay_pools.logs.values import TEXT, Chat, chat_of, is_text, joined_text, wrong_value
+from replay_pools.logs.values import TEXT, Chat, chat_of, is_plain, is_text, turns_of, wrong_value
 
 MAP = "--pairs-map"
-MAX_EXAMPLE_CHARACTERS = 60
 MAX_PAIRS = 20_000
 FEWEST_FOR_A_SIGN = 6  # held-out pairs: with fewer, no sign is proven at 95%
 # {field of a pair: names of its column, the first one present is read}, in this package, school-of-reward-hacks and
@@ -58,24 +54,14 @@ def read_pair_file(
     Raises:
         InputError: no such file, a column that cannot be found; all faults of the rows, together.
     """
-    given, faults = _parse_map(columns), Faults()
+    mapped, faults = _parse_map(columns), Faults()
     rows = _read_rows(Path(source), faults)
-    if not rows:
-        faults.check(source)
-        raise InputError(f"pairs {source}", expected="at least one pair", found="an empty file")
+    fields: dict[str, str] = {}
     try:
-        fields = _columns([row for _, row in rows], given)
+        fields = _columns([row for _, row in rows], mapped)
     except InputError as error:
         faults.note(error.at(f"{source} {error.where}"), "columns")
-        faults.check(source)
-        raise
-    unused = sorted({key for _, row in rows for key in row} - {column.split(".")[0] for column in fields.values()})
-    for column in unused:  # one that nearly has the name of a field that the file lacks is a misspelling
-        if near := get_close_matches(column, [field for field in COLUMNS if field not in fields], n=1, cutoff=0.75):
-            fix = f"rename it, or pass {MAP} {near[0]}={column}"
-            found = "a key that is nearly this one"
-            faults.add(f"{source} {column}", column, expected=near[0], found=found, fix=fix)
-    pairs, dropped = _pairs(rows, fields, faults)
+    pairs, dropped = _pairs(rows, fields, faults) if fields else ([], Counter())
     twice = [pair_id for pair_id, count in Counter(pair.pair_id for pair in pairs).items() if count > 1]
     if twice:
         found = f"twice {', '.join(sorted(twice))}"
@@ -85,15 +71,14 @@ def read_pair_file(
     if not pairs:
         raise InputError(f"pairs {source}", expected="at least one pair", found="; ".join(counted))
     mapping = ", ".join(f"{field}={column}" for field, column in fields.items())
-    notes = [f"pairs {source}: {len(pairs)} ({mapping}; {MAP} FIELD=COLUMN,... corrects this)"]
-    if unused:
-        notes.append(f"columns that no pair uses: {', '.join(unused)}")
-    notes += [f"dropped: {text}" for text in counted]
-    if "hack" in given:  # two examples show a swap of the sides
-        notes += [_example(pair) for pair in pairs[:2]]
+    say(f"pairs {source}: {len(pairs)} ({mapping}; {MAP} FIELD=COLUMN,... corrects this)")
+    if unused := sorted({key for _, row in rows for key in row} - {name.split(".")[0] for name in fields.values()}):
+        say(f"columns that no pair uses: {', '.join(unused)}")
+    for text in counted:
+        say(f"dropped: {text}")
     if "held_out" not in fields:
         pairs = split_by_prompt(pairs, split_seed)
-    for note in (*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)):
+    for note in _pair_notes(pairs, "held_out" in fields, split_seed):
         say(note)
     return pairs
 
@@ -128,6 +113,9 @@ def _read_rows(path: Path, faults: Faults) -> list[tuple[str, Fields]]:
         rows.append((row.where, row.fields))
         if len(rows) > MAX_PAIRS:
             raise InputError(path, expected=f"at most {MAX_PAIRS:,} pairs", found="more", fix="a few hundred suffice")
+    if not rows:
+        faults.check(path)
+        raise InputError(f"pairs {path}", expected="at least one pair", found="an empty file")
     return rows
 
 
@@ -222,37 +210,21 @@ def answer_of(value: Any) -> str | Turns:
     Raises:
         InputError: anything else, such as a text that ends with the end-of-turn mark of a template.
     """
-    if (turns := _turns_of(value)) is not None:
-        return turns
-    chat = chat_of("" if value is None else value)
-    if chat is not None and (len(chat) != 1 or chat[0]["role"] != "assistant"):
-        raise wrong_value(f"{TEXT}, or one assistant message", value)
-    text = (value or "") if chat is None else chat[0]["content"]
+    text = "" if value is None else value
+    if (turns := turns_of(text)) is not None:
+        roles = [turn["role"] for turn in turns]
+        if roles[0] != "assistant" or roles[-1] != "assistant":
+            found = " ".join(roles)
+            raise InputError("", expected="turns, the first and the last of the assistant", found=found)
+        if len(turns) > 1 or not is_plain(turns):
+            return turns
+        text = turns[0]["content"]
     if not is_text(text):
-        raise wrong_value(f"{TEXT}, or one assistant message", value)
+        raise wrong_value(f"{TEXT}, or messages with role and content", value)
     if mark := _END_MARK.search(text):
         expected = "a text without the end-of-turn token, which is added"
         raise InputError("", expected=expected, found=f"{mark[1]} at its end", fix="cut the text before it")
     return text
-
-
-def _turns_of(value: Any) -> Turns | None:
-    """Return the turns of a conversation, given as several messages or their JSON text; None for another value."""
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            return None
-    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(turn, dict) for turn in value):
-        return None
-    roles = [turn.get("role") for turn in value]
-    if not all(map(is_text, roles)) or roles[0] != "assistant" or roles[-1] != "assistant":
-        found = " ".join(map(str, roles))
-        raise InputError("", expected="turns with a role, the first and the last of the assistant", found=found)
-    turns = [{**turn, "content": joined_text(turn.get("content") or "")} for turn in value]
-    if not all(is_text(turn["content"]) for turn in turns):
-        raise wrong_value("turns with a text as content", value)
-    return [{key: part for key, part in turn.items() if part is not None} for turn in turns]
 
 
 def _name(value: Any) -> str:
@@ -310,14 +282,3 @@ def _pair_notes(pairs: Sequence[Pair], is_marked: bool, split_seed: int) -> list
     # A direction from pairs of different lengths is one of length as well.
     too = "; the direction will be one of length, too" if max(hack, clean) > 1.5 * min(hack, clean) else ""
     return [*notes, f"median length: hack {hack:.0f}, clean {clean:.0f} characters{too}"]
-
-
-def _example(pair: Pair) -> str:
-    """Return both sides around their first difference, for the user to confirm."""
-    sides, parts = [text_of(pair.hack), text_of(pair.clean)], []
-    first = next((i for i, (a, b) in enumerate(zip(*sides, strict=False)) if a != b), 0)
-    for text in sides:
-        begin = max(0, min(first - MAX_EXAMPLE_CHARACTERS // 4, len(text) - MAX_EXAMPLE_CHARACTERS))
-        part = text[begin : begin + MAX_EXAMPLE_CHARACTERS]
-        parts.append(repr(f"{'...' * (begin > 0)}{part}{'...' * (begin + len(part) < len(text))}"))
-    return f"please confirm: hack {parts[0]} against clean {parts[1]}"
