@@ -227,28 +227,17 @@ def lora_rank(trained: Trained) -> int:
 
 
 @torch.no_grad()
-def as_lora_factors(trained: Trained, module: str) -> tuple[Tensor, Tensor]:
-    """Return A (R, d_in) and B (d_out, R) of a module's delta_S, in the dtype of its weight."""
-    layer = trained.layers[module]
-    assert isinstance(layer, DeltaSLayer)
-    U, Vh = layer.frames()
-    (delta_S,) = trained.trainable(module)
-    missing = lora_rank(trained) - delta_S.numel()
-    dtype = layer.weight.dtype
-    A = F.pad(Vh, (0, 0, 0, missing))
-    # Rounded once: the product has at least float32.
-    B = F.pad(U * delta_S, (0, missing))
-    return A.to(dtype), B.to(dtype)
-
-
 def save_as_lora(trained: Trained, directory: Path) -> None:
-    """Write delta_S as a LoRA, a peft directory."""
-    tensors = {}
-    for module in trained.layers:
-        A, B = as_lora_factors(trained, module)
-        tensors[f"base_model.model.{module}.lora_A.weight"] = A.cpu().contiguous()
-        tensors[f"base_model.model.{module}.lora_B.weight"] = B.cpu().contiguous()
-    config = _lora_config({name: base_layer(layer) for name, layer in trained.layers.items()}, lora_rank(trained))
+    """Write delta_S as a LoRA, a peft directory, in the dtype of the weights."""
+    tensors, rank = {}, lora_rank(trained)
+    for module, layer in trained.layers.items():
+        assert isinstance(layer, DeltaSLayer)
+        (U, Vh), (delta_S,) = layer.frames(), trained.trainable(module)
+        missing = rank - len(delta_S)
+        # Rounded once: the product has at least float32.
+        for name, factor in (("A", F.pad(Vh, (0, 0, 0, missing))), ("B", F.pad(U * delta_S, (0, missing)))):
+            tensors[f"base_model.model.{module}.lora_{name}.weight"] = factor.to(layer.weight.dtype).cpu().contiguous()
+    config = _lora_config({name: base_layer(layer) for name, layer in trained.layers.items()}, rank)
     config.inference_mode = True
     config.target_modules = sorted(trained.layers)  # as in `Trained.save`
     directory.mkdir(parents=True)

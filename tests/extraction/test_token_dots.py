@@ -7,11 +7,6 @@ from adapted import sampled
 from extraction.batch import make_batch
 
 
-def draw(sizes):
-    generator = torch.Generator().manual_seed(5)
-    return {m: torch.randn(size, generator=generator, dtype=torch.float64) for m, size in sizes.items()}
-
-
 def token_by_token(coordinates, prompt, completion, weights, direction):
     """(tokens,): the adapter's own autograd at one position at a time, from the x and dL/dy of an ordinary backward."""
     held = {}
@@ -47,10 +42,11 @@ def test_token_dots_equal_one_autograd_call_a_token(make_coordinates, rollouts, 
 
     A module without a direction has no share, and asking changes no gradient, bit for bit.
     """
-    coordinates = make_coordinates(architecture, case)
+    coordinates, generator = make_coordinates(architecture, case), torch.Generator().manual_seed(5)
     prompts, completions = (part[:3] for part in rollouts)
-    batch, direction = make_batch(prompts, completions, pad_id=2), draw(coordinates.sizes)
-    del direction[next(iter(direction))]
+    batch = make_batch(prompts, completions, pad_id=2)
+    sizes = [*coordinates.sizes.items()][1:]
+    direction = {m: torch.randn(size, generator=generator, dtype=torch.float64) for m, size in sizes}
     rows = [torch.linspace(-1, 2, len(completion)).tolist() for completion in completions]
     weights = torch.zeros(batch.ids.shape)
     weights[batch.completion_mask] = torch.tensor([weight for row in rows for weight in row])
