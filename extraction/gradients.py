@@ -135,7 +135,7 @@ def tapped(
 ) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {basis: {module: (G, r)}} of the whole batch.
 
-    Modules that the forward calls are added to `called`. To `dots` (R W,) is added each token's contribution along the
+    Modules that a gradient reaches are added to `called`. To `dots` (R W,) is added each token's contribution along the
     axis: sum_m <u_m, product of m's input at t and the gradient of m's output at t>. Through attention, the product at
     t holds the losses of all later tokens that looked back at t.
 
@@ -147,19 +147,16 @@ def tapped(
         if len(kept) != (num_tokens := rows.segments.membership.shape[1]):
             where, expected = f"module {module}", f"{num_tokens} tokens, as many as the pass has"
             raise InputError(where, expected=expected, found=str(len(kept)), fix="leave it out of model.targets")
+        called.add(module)
         # A module that the forward uses twice arrives here twice.
         gradients[basis][module][rows.firsts] += frame.sums(kept, gradient, rows.segments)
         if axis is not None and axis[0] == basis and module in axis[1]:
             dots.add_(frame.along(kept, gradient, axis[1][module]))
 
-    def note(module: str, *_: Any) -> None:
-        called.add(module)
-
     handles = []
     for basis, read in frames.items():
         for module, frame in read.items():
             layer, receive = read.layers[module], partial(add, basis, module, frame)
-            handles.append(layer.register_forward_pre_hook(partial(note, module)))
             if frame.reads_input:
                 handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
             else:

@@ -1,9 +1,8 @@
 """Read files of contrast pairs: `read_pair_file` returns `Pair`s, and says every decision.
 
 A row has a prompt (a text or messages), a hack and a clean completion (a text, or turns with tool answers between).
-`COLUMNS` lists the names that are recognised;
-`--pairs-map FIELD=COLUMN,...` names others. A prompt that a chat template has rendered is refused: only the model's own
-template renders messages.
+`FIELDS` lists the names that are recognised; `--pairs-map FIELD=COLUMN,...` names others. A prompt that a chat template
+has rendered is refused: only the model's own template renders messages.
 """
 
 import re
@@ -25,17 +24,6 @@ from replay_pools.logs.values import TEXT, Chat, chat_of, is_plain, is_text, tur
 MAP = "--pairs-map"
 MAX_PAIRS = 20_000
 FEWEST_FOR_A_SIGN = 6  # held-out pairs: with fewer, no sign is proven at 95%
-# {field of a pair: names of its column, the first one present is read}, in this package, school-of-reward-hacks and
-# rh-bench. To add a format: names.
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("messages", "prompt", "user"),
-    "hack": ("hack", "school_of_reward_hacks", "response_hacking"),
-    "clean": ("clean", "control", "response_clean"),
-    "pair_id": ("pair_id",),
-    "problem_id": ("problem_id",),
-    "flavour": ("flavour", "hacking_category"),
-    "held_out": ("held_out",),
-}
 NEEDED = ("prompt", "hack", "clean")
 _END_MARK = re.compile(r"(<[|\uff5c][^<>\s]+[|\uff5c]>|<end_of_turn>)\s*$")
 
@@ -47,7 +35,7 @@ def read_pair_file(
 
     Args:
         source: the path of a file of rows, of any kind that a log may have.
-        columns: `FIELD=COLUMN,...`, for columns of other names than those in `COLUMNS`.
+        columns: `FIELD=COLUMN,...`, for columns of other names than those in `FIELDS`.
         split_seed: draws the held-out prompts where no column says which pairs are held out.
         say: gets a sentence on each decision.
 
@@ -93,7 +81,7 @@ def store_rows(rows: Any, folder: Path) -> str:
 
 def _parse_map(text: str | None) -> dict[str, str]:
     """Return {field of a pair: column} of `hack=chosen,clean=rejected`."""
-    columns = parse_mapping(text or "", MAP, [*COLUMNS])
+    columns = parse_mapping(text or "", MAP, [*FIELDS])
     sides = [columns[side] for side in ("hack", "clean") if side in columns]
     if len(sides) == 1 or len({*sides}) < len(sides):
         raise InputError(MAP, expected="both hack=COLUMN and clean=COLUMN, two columns", found=str(text))
@@ -131,12 +119,12 @@ def _columns(rows: Sequence[Fields], given: Mapping[str, str]) -> dict[str, str]
             fix = f"pass {MAP} {field}=COLUMN"
             raise unknown_name(f"{MAP} {field}", column, columns_of(rows), expected="a column", fix=fix)
     fields: dict[str, str] = {}
-    for field, names in COLUMNS.items():
+    for field, (names, _) in FIELDS.items():
         if column := given.get(field) or next((name for name in names if name in present), None):
             fields[field] = column
     missing = [field for field in NEEDED if field not in fields]
     if missing:
-        expected = "; ".join(f"{field}: {' or '.join(COLUMNS[field])}" for field in missing)
+        expected = "; ".join(f"{field}: {' or '.join(FIELDS[field][0])}" for field in missing)
         fix = f"name them: {MAP} {','.join(f'{field}=COLUMN' for field in missing)}"
         raise InputError("columns", expected=expected, found=", ".join(sorted(present)) or "none", fix=fix)
     return fields
@@ -150,10 +138,21 @@ def _pairs(
     dropped: Counter[str] = Counter()
     seen: set[bytes] = set()
     for number, (where, row) in enumerate(rows, 1):
-        if (values := _values(row, where, columns, faults)) is None:
+        values: dict[str, Any] = dict.fromkeys(("pair_id", "problem_id"), f"{number:03d}")
+        values |= {"flavour": "all", "held_out": False}
+        for field, column in columns.items():
+            value = look_up(row, column, MISSING)
+            if field not in NEEDED and (value is MISSING or value is None):
+                continue
+            try:
+                if value is MISSING:
+                    raise InputError("", expected="a value", found=f"no such key, only {', '.join(sorted(row))}")
+                values["messages" if field == "prompt" else field] = FIELDS[field][1](value)
+            except InputError as error:
+                faults.note(error.at(f"{where} {column}"), column)
+        if not {"messages", "hack", "clean"} <= values.keys():
             continue
-        ids = dict.fromkeys(("pair_id", "problem_id"), f"{number:03d}")
-        pair = Pair(**{**ids, "flavour": "all", "held_out": False, **values})
+        pair = Pair(**values)
         key = dump_json([pair.messages, pair.hack, pair.clean])
         if not text_of(pair.hack).strip() or not text_of(pair.clean).strip():
             dropped["an empty side"] += 1
@@ -165,24 +164,6 @@ def _pairs(
             seen.add(key)
             pairs.append(pair)
     return pairs, dropped
-
-
-def _values(row: Fields, where: str, columns: Mapping[str, str], faults: Faults) -> dict[str, Any] | None:
-    """Return the fields of a pair in a row; None after a fault."""
-    values: dict[str, Any] = {}
-    is_sound = True
-    for field, column in columns.items():
-        value, place = look_up(row, column, MISSING), f"{where} {column}"
-        if field not in NEEDED and (value is MISSING or value is None):
-            continue
-        try:
-            if value is MISSING:
-                raise InputError("", expected="a value", found=f"no such key, only {', '.join(sorted(row))}")
-            values["messages" if field == "prompt" else field] = _READERS[field](value)
-        except InputError as error:
-            faults.note(error.at(place), column)
-            is_sound = False
-    return values if is_sound else None
 
 
 def messages_of(value: Any) -> Chat:
@@ -240,14 +221,16 @@ def _flag(value: Any) -> bool:
     return flag
 
 
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "prompt": messages_of,
-    "hack": answer_of,
-    "clean": answer_of,
-    "pair_id": _name,
-    "problem_id": _name,
-    "flavour": _name,
-    "held_out": _flag,
+# {field of a pair: (names of its column, the first one present is read; its reader)}, in this package,
+# school-of-reward-hacks and rh-bench. To add a format: names.
+FIELDS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
+    "prompt": (("messages", "prompt", "user"), messages_of),
+    "hack": (("hack", "school_of_reward_hacks", "response_hacking"), answer_of),
+    "clean": (("clean", "control", "response_clean"), answer_of),
+    "pair_id": (("pair_id",), _name),
+    "problem_id": (("problem_id",), _name),
+    "flavour": (("flavour", "hacking_category"), _name),
+    "held_out": (("held_out",), _flag),
 }
 
 
