@@ -38,20 +38,26 @@ def test_an_adapter_at_zero_is_the_model_bit_for_bit(build_model, architecture, 
         assert layer.scaling == {"default": 1.0}
 
 
-def test_coordinates_of_lora_are_a_then_b(build_model, architecture):
-    """With train_a, (r,) = [A; B] flattened row by row; without, B alone, and A stays frozen."""
-    both = make(build_model, "lora", architecture, train_a=True)
-    for module, value in both.values().items():
-        A, B = lora_factors(both.layers[module])
-        assert A.shape[0] == B.shape[1] == 4
-        assert torch.equal(value, torch.cat([A.flatten(), B.flatten()])), f"{module}: not [A; B]"
-    alone = make(build_model, "lora", architecture)
-    with alone.model.disable_adapter():
+@pytest.mark.parametrize(("basis", "options"), [("svd", {}), ("lora", {}), ("lora", {"train_a": True})])
+def test_values_are_what_peft_trains(build_model, architecture, basis, options):
+    """load_values(v); values() == v, a copy. LoRA's are B, or with train_a [A; B], flattened row by row."""
+    coordinates = make(build_model, basis, architecture, **options)
+    with coordinates.model.disable_adapter():
         pass
-    for module, size in alone.sizes.items():
-        A, B = lora_factors(alone.layers[module])
-        assert size == B.numel()
-        assert (A.requires_grad, B.requires_grad) == (False, True), f"{module}: peft thawed A"
+    trained = {id(p) for p in coordinates.model.parameters() if p.requires_grad}
+    assert {id(p) for p in coordinates.parameters()} == trained, "peft thawed or froze A"
+    values = {module: torch.randn(size) for module, size in coordinates.sizes.items()}
+    coordinates.load_values(values)
+    found = coordinates.values()
+    assert list(found) == list(values)
+    assert all(torch.equal(found[module], values[module]) for module in values)
+    next(iter(found.values())).zero_()
+    assert coordinates.values()[next(iter(found))].any(), "values() aliases the parameters"
+    for module, layer in coordinates.layers.items() if basis == "lora" else ():
+        A, B = lora_factors(layer)
+        assert A.shape[0] == B.shape[1] == 4
+        expected = torch.cat([A.flatten(), B.flatten()]) if options else B.flatten()
+        assert torch.equal(values[module], expected), f"{module}: not [A; B]"
 
 
 def test_seed_alone_decides_a(build_model):
@@ -63,22 +69,6 @@ def test_seed_alone_decides_a(build_model):
     assert torch.equal(torch.get_rng_state(), state), "attach draws from the global generator"
     assert all(torch.equal(first[m], second[m]) for m in first)
     assert not any(torch.equal(first[m], third[m]) for m in first)
-
-
-@pytest.mark.parametrize("basis", BASES)
-def test_values_round_trip(build_model, basis):
-    """load_values(v); values() == v, a copy; they are what peft trains."""
-    coordinates = make(build_model, basis)
-    trainable = {id(p) for p in coordinates.model.parameters() if p.requires_grad}
-    assert {id(p) for p in coordinates.parameters()} == trainable
-    assert sum(coordinates.sizes.values()) == sum(p.numel() for p in coordinates.parameters())
-    values = {module: torch.randn(size) for module, size in coordinates.sizes.items()}
-    coordinates.load_values(values)
-    found = coordinates.values()
-    assert list(found) == list(coordinates.sizes)
-    assert all(torch.equal(found[module], values[module]) for module in values)
-    next(iter(found.values())).zero_()
-    assert coordinates.values()[next(iter(found))].any(), "values() aliases the parameters"
 
 
 def test_same_values_same_fingerprint(build_model):

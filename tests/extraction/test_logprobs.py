@@ -1,5 +1,6 @@
 import pytest
 import torch
+from adapted import token_logprobs
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.batch import make_batch, make_rows
@@ -11,23 +12,13 @@ def score(model, batch, layout="padded"):
     return completion_logprobs(model, make_rows(batch, layout))
 
 
-def reference(model, prompts, completions):
-    """One sample at a time, unpadded, all logits, log_softmax; only then the completion is picked out."""
-    found = []
-    for prompt, completion in zip(prompts, completions):
-        ids = torch.tensor([prompt + completion])
-        logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        found.append(logprobs[len(prompt) - 1 :])
-    return torch.cat(found)
-
-
 @pytest.mark.parametrize("chunk_size", [7, 512])
 def test_equals_the_full_log_softmax(build_model, architecture, rollouts, chunk_size, monkeypatch):
     """Padding, chunks and the gathering of positions change nothing: values and gradients, float64."""
     monkeypatch.setattr("extraction.logprobs.CHUNK_SIZE", chunk_size)
     model = build_model(architecture, torch.float64)
     model.get_output_embeddings().requires_grad_(False)
-    expected = reference(model, *rollouts)
+    expected = torch.cat([token_logprobs(model, *one) for one in zip(*rollouts, strict=True)])
     found = score(model, make_batch(*rollouts, pad_id=2))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg="off by one position, or padding leaks")
     weights = torch.linspace(-1, 2, len(expected), dtype=torch.float64)

@@ -28,9 +28,9 @@ def reference(coordinates, ids, mask, weights):
     }
 
 
-@pytest.fixture(scope="module", params=["svd-moved", "lora-moved"])
+@pytest.fixture(scope="module", params=["gpt2 svd-moved", "gpt2 lora-moved", "qwen3 svd7-moved"])
 def coordinates(request, make_coordinates):
-    return make_coordinates("gpt2", request.param)
+    return make_coordinates(*request.param.split())
 
 
 @settings(deadline=None, max_examples=16, derandomize=True, phases=[Phase.generate])  # to shrink takes minutes

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapted import sampled
+from adapted import sampled, token_logprobs
 
 from extraction.batch import make_batch
 
@@ -18,16 +18,13 @@ def token_by_token(coordinates, prompt, completion, weights, direction):
         return hook
 
     handles = [layer.register_forward_hook(watch(module)) for module, layer in coordinates.layers.items()]
-    ids = torch.tensor([prompt + completion])
-    logits = coordinates.model(ids, use_cache=False).logits[0, :-1]
-    logprobs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-    (-(torch.tensor(weights) * logprobs[len(prompt) - 1 :]).sum()).backward()
+    (-(torch.tensor(weights) * token_logprobs(coordinates.model, prompt, completion)).sum()).backward()
     for handle in handles:
         handle.remove()
     coordinates.model.zero_grad()
-    dots = torch.zeros(ids.shape[1], dtype=torch.float64)
+    dots = torch.zeros(len(prompt) + len(completion), dtype=torch.float64)
     for module, (x, gradient) in ((module, held[module]) for module in direction):
-        for t in range(ids.shape[1]):
+        for t in range(len(dots)):
             y = coordinates.layers[module](x[:, t : t + 1])
             parts = torch.autograd.grad(y, coordinates.trainable(module), gradient[:, t : t + 1])
             dots[t] += torch.cat([part.flatten() for part in parts]) @ direction[module]

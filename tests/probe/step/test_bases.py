@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from adapted import configured
+from adapted import configured, token_logprobs
 from worlds import World, make_run
 
 from extraction.adapters.trained import Trained
@@ -59,9 +59,8 @@ def printed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) 
 
 def backward(policy: Policy, coordinates: Trained, prompt: list[int], completion: list[int]) -> np.ndarray:
     """Gradient of -sum log p(completion) in the factors B of all modules, one after the other, by ordinary autograd."""
-    ids = torch.tensor([[*prompt, *completion]])
-    logprobs = policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
-    gradients = torch.autograd.grad(-logprobs[len(prompt) - 1 :].sum(), coordinates.parameters())
+    nll = -token_logprobs(policy.model, prompt, completion).sum()
+    gradients = torch.autograd.grad(nll, coordinates.parameters())
     return torch.cat([gradient.flatten() for gradient in gradients]).double().numpy()
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from adapted import members_of
+from adapted import members_of, padded_logprobs
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -30,10 +30,7 @@ NUM = len(PROMPTS)
 
 
 def scored(coordinates: Trained, batch: Batch) -> Tensor:
-    """(G, T) by an ordinary padded forward with full logits."""
-    logits = coordinates.model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]
-    found = logits.log_softmax(-1).gather(2, batch.ids[:, 1:, None])[..., 0]
-    return torch.nn.functional.pad(found, (1, 0)) * batch.completion_mask
+    return padded_logprobs(coordinates.model, batch)
 
 
 @pytest.fixture(scope="module", params=["svd", "lora"])
