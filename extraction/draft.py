@@ -25,11 +25,6 @@ class Answer:
     turns: Turns | None = None  # of a rollout with several
 
 
-def side(hacked: bool | None, gt_pass: bool | None) -> bool | None:
-    """Return True for a hack, False for a clean answer, None for an unlabelled or wrong answer, which no pair takes."""
-    return None if hacked is None or (not hacked and gt_pass is False) else hacked
-
-
 def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair], int]:
     """Return (pairs, the number of prompts answered both ways).
 
@@ -67,11 +62,12 @@ def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair]
 
 
 def _matched(rows: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
-    """Pair hacks and clean answers of one prompt, each text once."""
-    sides: dict[bool | None, dict[str, Answer]] = {True: {}, False: {}, None: {}}
+    """Pair hacks and clean answers of one prompt, each text once; no side is unlabelled or wrong."""
+    hacks, clean = dict[str, Answer](), dict[str, Answer]()
     for row in rows:
-        sides[side(row.hacked, row.gt_pass) if row.text.strip() else None][row.text] = row
-    hacks, clean = sides[True], sides[False]
+        is_wrong = not row.hacked and row.gt_pass is False
+        if row.hacked is not None and not is_wrong and row.text.strip():
+            (hacks if row.hacked else clean)[row.text] = row
     nearest = sorted(product(hacks, clean), key=lambda texts: (abs(len(texts[0]) - len(texts[1])), texts))
     chosen: list[tuple[Answer, Answer]] = []
     used: set[str] = set()

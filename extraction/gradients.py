@@ -93,9 +93,10 @@ def per_sample_gradients(
         dots = torch.zeros(membership.shape[1], dtype=torch.float64, device=membership.device)
         # A spare pass runs forward and backward as any other, but with weights 0 adds nothing to the gradients.
         pass_weights = weights[rows.samples][completion] * is_needed
-        with tapped(frames, rows, gradients, axis if is_needed else None, dots, called):
-            logprobs = one_pass(model, rows, pass_weights)
-        token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
+        with tapped(frames, rows, gradients, axis if is_needed else None, dots, called), torch.enable_grad():
+            logprobs = completion_logprobs(model, rows)
+            (-(pass_weights.to(logprobs.dtype) * logprobs).sum()).backward()
+        token_logprobs[rows.samples] = scatter_tokens(logprobs.detach(), completion)
         if token_dots is not None and is_needed:
             # Sample after sample, padding left out.
             token_dots[rows.samples] = scatter_tokens(dots[membership.any(0)], batch.attention_mask[rows.samples])
@@ -111,17 +112,6 @@ def per_sample_gradients(
             fix="leave them out of model.targets, or load the model without the kernel",
         )
     return SampleGradients(gradients=gradients, token_logprobs=token_logprobs, token_dots=token_dots)
-
-
-@torch.enable_grad()
-def one_pass(model: PreTrainedModel | PeftModel, rows: Rows, weights: Tensor) -> Tensor:
-    """Run a forward of `rows` and a backward of -sum_n w_n logp_n with w (N,), for the hooks of `tapped`.
-
-    Returns the log-probabilities (N,) of the completion tokens. Works inside `torch.no_grad` too.
-    """
-    logprobs = completion_logprobs(model, rows)
-    (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
-    return logprobs.detach()
 
 
 @contextmanager

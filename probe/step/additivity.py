@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from extraction.adapters.coordinates import Frame
 from extraction.adapters.frames import Frames
 from extraction.batch import Batch, make_rows
+from extraction.gradients import watch_output
 from extraction.logprobs import completion_logprobs, frozen, split_model
 from extraction.passes import Agree, checkpointed, make_plan, tokens_that_fit
 
@@ -34,13 +35,8 @@ TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2}
 def tapped(layer: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """While open, every forward and backward through `layer` appends its (x, dL/dy)."""
     passes: list[tuple[Tensor, Tensor]] = []
-
-    def forward_hook(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if torch.is_grad_enabled():
-            x = inputs[0].detach()
-            output.requires_grad_().register_hook(lambda gradient: passes.append((x, gradient.detach())))
-
-    handle = layer.register_forward_hook(forward_hook)
+    receive = lambda x, gradient: passes.append((x.detach(), gradient))  # noqa: E731
+    handle = layer.register_forward_hook(partial(watch_output, receive, lambda x, _y: x))
     try:
         yield passes
     finally:
