@@ -170,16 +170,6 @@ def answer_tokens(policy: Chat, messages: list[dict[str, str]], answer: str | Tu
     return rendered.prompt_ids, rendered.ids, rendered.mask
 
 
-def _environment(model: PreTrainedModel, device: torch.device) -> dict[str, str]:
-    """Return the software and device: other kernels or versions of an architecture give other gradients."""
-    return {
-        "attention": str(model.config._attn_implementation),
-        "device": device.type,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-
-
 def config_sha(config: PreTrainedConfig) -> str:
     """Return the sha256 of a model's config without names and paths, sub-configs included."""
 
@@ -299,7 +289,10 @@ class DirectionLibrary:
         if self.cache_dir is not None and not self.frames.moved:
             # Other names of the model have the same gradients.
             identity = {**metadata, "fingerprint": comparable(self.frames.fingerprint)}
-            identity |= _environment(self.policy.model, self.policy.device)
+            # Other kernels or versions of an architecture give other gradients.
+            identity |= {"torch": torch.__version__, "transformers": transformers.__version__}
+            attention = str(self.policy.model.config._attn_implementation)
+            identity |= {"attention": attention, "device": self.policy.device.type}
             key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
             path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path is not None and path.is_file():
@@ -319,7 +312,7 @@ class DirectionLibrary:
         return gradients
 
     def _metadata(self, pairs: Sequence[Pair], pairs_source: str) -> dict[str, Any]:
-        """Return what pair gradients depend on and record: with `_environment`, the key of their cache.
+        """Return what pair gradients depend on and record: with the environment, the key of their cache.
 
         To add an influence on the gradients: a row here, or there if direction files need not say it.
         """

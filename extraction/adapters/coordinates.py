@@ -27,9 +27,8 @@ from torch import Tensor, nn
 
 from extraction.adapters import svd
 from extraction.adapters.delta_s import DeltaSLayer
-from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors
-from extraction.adapters.targets import weight_matrix
+from extraction.adapters.targets import weight_matrix, whole
 from extraction.batch import Segments, wide_product
 
 

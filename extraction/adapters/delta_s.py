@@ -25,9 +25,8 @@ from peft.utils import PeftType, register_peft_method
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors, both_factors, digest_all, factorise_all
-from extraction.adapters.targets import default_suffixes, weight_matrix
+from extraction.adapters.targets import suffixes_of, weight_matrix, whole
 
 ADAPTER = "default"
 CUT_OFF = 0xFFFF  # the bits of a float32 that bfloat16 does not have
@@ -214,7 +213,7 @@ class DeltaSModel(BaseTuner):
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
         assert isinstance(peft_config, DeltaSConfig)
         if peft_config.target_modules is None:
-            peft_config.target_modules = set(default_suffixes(model_config["model_type"]))
+            peft_config.target_modules = set(suffixes_of(model_config["model_type"]))
         return peft_config
 
     def _create_and_replace(

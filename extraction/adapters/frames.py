@@ -29,9 +29,8 @@ from transformers import PreTrainedModel
 
 from extraction.adapters import svd
 from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
-from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors, combine, digest_all, factorise_all
-from extraction.adapters.targets import ALL, adapted_share, find_targets, is_quantised, weight_matrix
+from extraction.adapters.targets import ALL, adapted_share, find_targets, is_quantised, weight_matrix, whole
 from extraction.words import Adapted, Basis
 from replay_pools.base.errors import InputError, cut
 from replay_pools.policy.load import load_policy

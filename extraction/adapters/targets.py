@@ -1,4 +1,4 @@
-"""The Linears of a model that gradients are read at: their dotted paths end in one of the target suffixes.
+"""The Linears of a model that gradients are read at, and their weights: dotted paths end in a target suffix.
 
 To add an architecture with other names: a row in `SUFFIXES_BY_MODEL_TYPE`. To add a word for a kind of projections: a
 key in every row.
@@ -7,8 +7,9 @@ key in every row.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -48,22 +49,12 @@ SUFFIXES_BY_MODEL_TYPE: Mapping[str, Kinds] = {
 ALL = "all"  # every kind
 
 
-def default_suffixes(model_type: str) -> tuple[str, ...]:
-    """Return the default suffixes of an architecture: attention and MLP projections."""
-    return _suffixes((ALL,), model_type)
-
-
-def _suffixes(targets: Sequence[str], model_type: str) -> tuple[str, ...]:
-    """Replace each kind of projections by its suffixes."""
+def suffixes_of(model_type: str, targets: Sequence[str] = (ALL,)) -> tuple[str, ...]:
+    """Return the suffixes of an architecture, with each kind of projections replaced by its own."""
     kinds = SUFFIXES_BY_MODEL_TYPE.get(model_type, DEFAULT_SUFFIXES)
-    suffixes: list[str] = []
-    for target in targets:
-        if target == ALL:
-            for of_kind in kinds.values():
-                suffixes += of_kind
-        else:
-            suffixes += kinds.get(target, (target,))
-    return tuple(dict.fromkeys(suffixes))
+    every = [suffix for of_kind in kinds.values() for suffix in of_kind]
+    lists = (every if target == ALL else kinds.get(target, (target,)) for target in targets)
+    return tuple(dict.fromkeys(suffix for suffixes in lists for suffix in suffixes))
 
 
 def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> list[str]:
@@ -81,7 +72,7 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
             weight with another module, as a head does with the embedding, or a block with a tied one.
     """
     model_type = model.config.get_text_config(decoder=True).model_type
-    suffixes = _suffixes(targets, model_type)
+    suffixes = suffixes_of(model_type, targets)
     prefix = language_prefix(model)
     linears = {
         name: module
@@ -178,3 +169,22 @@ def is_quantised(weight: Tensor) -> bool:
 def has_suffix(name: str, suffix: str) -> bool:
     """Return whether the dotted path `name` ends in `suffix`, cut at a dot."""
     return name == suffix or name.endswith(f".{suffix}")
+
+
+# FSDP2 spreads parameters over processes (DTensors); others pass unchanged.
+
+
+@torch.no_grad()
+def whole(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor, detached; a sharded one is gathered, which all processes of the mesh must do."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def spread_as(like: Tensor, values: Tensor) -> Tensor:
+    """Spread `values`, which every process holds whole, over processes like the tensor `like`."""
+    if not isinstance(like, DTensor):
+        return values
+    # src_data_rank None: every process cuts its part out of its copy.
+    return distribute_tensor(values.to(like.dtype), like.device_mesh, like.placements, src_data_rank=None)

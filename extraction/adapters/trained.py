@@ -39,8 +39,8 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.frames import Frames, base_layer
-from extraction.adapters.sharded import spread_as, whole
 from extraction.adapters.svd import MAX_CONDITION, Factors, condition
+from extraction.adapters.targets import spread_as, whole
 from extraction.words import Basis
 from replay_pools.policy.adapters import quiet_peft
 

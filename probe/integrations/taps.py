@@ -23,7 +23,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.distributed.tensor import DTensor
 
 from extraction.adapters.coordinates import Frame
-from extraction.adapters.sharded import whole
+from extraction.adapters.targets import whole
 from extraction.batch import Segments
 from extraction.gradients import watch_input, watch_output
 from probe.integrations.processes import Groups, average

@@ -39,7 +39,7 @@ from transformers.pytorch_utils import Conv1D
 import probe
 from extraction.adapters.delta_s import DeltaSConfig
 from extraction.adapters.frames import Frames, svd_frames
-from extraction.adapters.sharded import whole
+from extraction.adapters.targets import whole
 from extraction.directions import Directions
 from probe.integrations import processes
 from probe.integrations.gradient_probe import GradientProbe
