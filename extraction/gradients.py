@@ -11,7 +11,7 @@ Shapes: G samples, T tokens, r coordinates of a module; N completion tokens of a
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -143,19 +143,16 @@ def tapped(
         if axis is not None and axis[0] == basis and module in axis[1]:
             dots.add_(frame.along(kept, gradient, axis[1][module]))
 
-    handles = []
-    for basis, read in frames.items():
-        for module, frame in read.items():
-            layer, receive = read.layers[module], partial(add, basis, module, frame)
-            if frame.reads_input:
-                handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
-            else:
-                handles.append(layer.register_forward_hook(partial(watch_output, receive, frame.keep)))
-    try:
+    with ExitStack() as hooks:
+        for basis, read in frames.items():
+            for module, frame in read.items():
+                layer, receive = read.layers[module], partial(add, basis, module, frame)
+                if frame.reads_input:
+                    hook = layer.register_forward_pre_hook(partial(watch_input, receive))
+                else:
+                    hook = layer.register_forward_hook(partial(watch_output, receive, frame.keep))
+                hooks.enter_context(hook)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def watch_input(receive: Receive, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

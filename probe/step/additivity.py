@@ -10,7 +10,7 @@ G samples, T tokens, r coordinates of a module.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,11 +36,8 @@ def tapped(layer: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """While open, every forward and backward through `layer` appends its (x, dL/dy)."""
     passes: list[tuple[Tensor, Tensor]] = []
     receive = lambda x, gradient: passes.append((x.detach(), gradient))  # noqa: E731
-    handle = layer.register_forward_hook(partial(watch_output, receive, lambda x, _y: x))
-    try:
+    with layer.register_forward_hook(partial(watch_output, receive, lambda x, _y: x)):
         yield passes
-    finally:
-        handle.remove()
 
 
 @torch.no_grad()
@@ -103,12 +100,10 @@ def _added(frames: Frames, vectors: Mapping[str, Tensor]) -> Iterator[None]:
         left, right = frames[module].factors(vectors[module])
         return output + F.linear(F.linear(inputs[0].to(right.dtype), right), left).to(output.dtype)
 
-    handles = [frames.layers[module].register_forward_hook(partial(hook, module)) for module in frames]
-    try:
+    with ExitStack() as hooks:
+        for module in frames:
+            hooks.enter_context(frames.layers[module].register_forward_hook(partial(hook, module)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def summarise_additivity(errors: Sequence[tuple[int, float | None]], dtype: torch.dtype) -> dict[str, Any]:
