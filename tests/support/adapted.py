@@ -41,7 +41,8 @@ def sampled(trained: Trained, batch: Batch, *, direction: Mapping[str, Tensor] |
 
 def token_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
     """(T,) float64 of a completion, by a plain forward of it alone."""
-    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    ids = torch.tensor([[*prompt, *completion]])
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
     return logits.double().log_softmax(-1)[range(len(completion)), [*completion]]
 
 

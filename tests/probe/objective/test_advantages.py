@@ -40,12 +40,12 @@ def diagnosed(rewards, reward_range=3.5, *, token_advantages=None, strata=None, 
 
 
 def test_estimators_scales_and_cap_by_hand():
-    """Mean 1.875, sum of squares 10.1875, ddof = 1: a population deviation would be 13% smaller. The cap is last."""
+    """Mean 1.875, sum of squares 10.6875, ddof = 1: a population deviation would be 13% smaller. The cap is last."""
     centred = [1.625, 1.625, -1.375, -1.875]
     assert advantages(REWARDS, LossSettings()).tolist() == pytest.approx(centred)
     maxrl = advantages(REWARDS, LossSettings(advantage_estimator="maxrl"))
     assert maxrl.tolist() == pytest.approx([c / 1.875 for c in centred], rel=1e-5)
-    std = math.sqrt(10.1875 / 3)
+    std = math.sqrt(10.6875 / 3)
     assert advantages(REWARDS, LossSettings(scale_rewards="group"))[0] == pytest.approx(1.625 / (std + 1e-4))
     by_batch = LossSettings(scale_rewards="batch", advantage_eps=0.0)
     assert advantages(REWARDS, by_batch, batch_std=2.0)[0] == pytest.approx(0.8125)
