@@ -3,8 +3,10 @@ import torch
 from adapted import adapt, framed
 
 from extraction.adapters.frames import check_fingerprint
-from extraction.adapters.trained import lora_factors
+from extraction.adapters.trained import lora_factors, lora_rank, save_as_lora
 from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
+from replay_pools.policy.load import load_policy
 
 BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 4}}
 
@@ -126,3 +128,31 @@ def test_a_removed_adapter_leaves_the_model_as_it_was(build_model, basis):
         assert dict(model.named_modules()) == modules
         assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
     assert not hasattr(model, "peft_config")
+
+
+@pytest.mark.parametrize("rank", [96, 5])
+def test_delta_s_written_as_lora_is_the_same_policy(rank, tmp_path):
+    """Another program that merges the directory gets the weights of the policy, where modules differ in rank too."""
+    policy, generator = load_policy("organism"), torch.Generator().manual_seed(0)
+    coordinates = adapt(policy.model, basis="svd", model_id="organism", rank=rank)
+    scales = {module: 0.2 * layer.S for module, layer in coordinates.layers.items()}
+    coordinates.load_values({m: S * torch.randn(S.shape, generator=generator) for m, S in scales.items()})
+    assert lora_rank(coordinates) == rank
+    save_as_lora(coordinates, tmp_path / "adapter")
+    config = read_json(tmp_path / "adapter" / "adapter_config.json")
+    assert config["r"] == config["lora_alpha"] == rank, "a scale other than 1"
+    pushed, base = (
+        dict(load_policy("organism", adapter=adapter).model.named_parameters())
+        for adapter in (str(tmp_path / "adapter"), None)
+    )
+    compared = 0
+    for name, start in base.items():
+        module = name.removesuffix(".weight")
+        if module not in coordinates.layers:
+            assert torch.equal(pushed[name], start)
+            continue
+        change = coordinates.layers[module].delta_weight("default")
+        assert (pushed[name] - (start + change)).norm() <= 1e-6 * start.norm()
+        assert change.norm() > 0.01 * start.norm(), "the policy has not moved: the test shows nothing"
+        compared += 1
+    assert compared == len(coordinates.layers)
