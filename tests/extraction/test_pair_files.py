@@ -73,7 +73,6 @@ def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., Any]) 
         ("prompt", str(USER)),  # as a text it would be one message of the user, markup and all
         ("pair_id", "\ud800"),
         ("hack", "a<|im_end|>\n"),
-        ("hack", "x" * (1 << 20) + "x"),
         ("clean", "b<end_of_turn>"),
         ("clean", [*USER, {"role": "assistant", "content": "b"}]),
         ("clean", [{"role": "assistant", "content": "b"}, *USER]),
@@ -81,7 +80,7 @@ def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., Any]) 
     ],
 )
 def test_a_value_that_is_no_prompt_or_answer_is_refused(read: Callable[..., Any], column: str, value: Any) -> None:
-    """The model's own template renders messages and ends answers; no Unicode; messages that are no JSON; too long."""
+    """The model's own template renders messages and ends answers; no Unicode; messages that are no JSON."""
     with pytest.raises(InputError, match=f"line 1 {column}: expected"):
         read([three_keys()[0] | {column: value}])
 
