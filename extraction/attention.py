@@ -10,6 +10,7 @@ a model gets padded rows.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,32 +28,28 @@ TRIAL_LENGTHS = ((2, 3), (5, 6), (5, 4), (3, 1))  # prompt and completion tokens
 _packs: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # answers of `packs`, gone with their model
 
 
-class SpanMasks:
-    """The attention masks of the spans of a row, made on first use and shared by all layers."""
-
-    def __init__(self, mask_function: Callable[..., Tensor], device: torch.device) -> None:
-        self.mask_function = mask_function
-        self.device = device
-        self.cached: dict[tuple[int, int], Tensor | None] = {}
-
-    def __call__(self, before: int, length: int) -> Tensor | None:
-        """Return the mask (1, 1, length, before + length) bool of a span behind `before` tokens of its prompt; None for
-        a causal triangle.
-        """
-        if (before, length) not in self.cached:
-            tokens = torch.arange(before + length, device=self.device)
-            zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=self.device)
-            # transformers' mask functions take (batch, head, query, key) indices; they know of sliding windows.
-            mask = self.mask_function(zero, zero, tokens[before:, None], tokens).expand(1, 1, length, before + length)
-            # Without a mask tensor the kernels take their fast causal path.
-            is_triangle = not before and torch.equal(mask[0, 0], tokens[:, None] >= tokens)
-            self.cached[before, length] = None if is_triangle else mask
-        return self.cached[before, length]
+SpanMask = Callable[[int, int], Tensor | None]
 
 
-def span_masks(*, mask_function: Callable[..., Tensor], device: torch.device, **_unused: Any) -> SpanMasks:
-    """Make masks for transformers, one per span."""
-    return SpanMasks(mask_function, device)
+def span_masks(*, mask_function: Callable[..., Tensor], device: torch.device, **_unused: Any) -> SpanMask:
+    """Make the masks of the spans of a row for transformers, each on first use and shared by all layers.
+
+    Returns:
+        A function that gives the mask (1, 1, length, before + length) bool of a span behind `before` tokens of its
+        prompt; None for a causal triangle.
+    """
+
+    @cache
+    def mask_of(before: int, length: int) -> Tensor | None:
+        tokens = torch.arange(before + length, device=device)
+        zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
+        # transformers' mask functions take (batch, head, query, key) indices; they know of sliding windows.
+        mask = mask_function(zero, zero, tokens[before:, None], tokens).expand(1, 1, length, before + length)
+        # Without a mask tensor the kernels take their fast causal path.
+        is_triangle = not before and torch.equal(mask[0, 0], tokens[:, None] >= tokens)
+        return None if is_triangle else mask
+
+    return mask_of
 
 
 def packed_attention(
@@ -60,7 +57,7 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: SpanMasks | None,
+    attention_mask: SpanMask | None,
     *,
     spans: Sequence[Span],
     **options: Any,

@@ -15,7 +15,7 @@ method `mean` has one direction in a module, V = sum_p D[p] / |sum_p D[p]|, with
 Shapes: r coordinates of a module, k directions, M modules, n pairs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,10 @@ def extract_directions(
         if not 1 <= k <= min(D.shape):
             expected = f"1 to {min(D.shape)} ({D.shape[0]} pairs, {D.shape[1]} coordinates in {module})"
             raise InputError("--k", expected=expected, found=str(k))
-        if method == "mean":
-            extracted[module] = _mean_direction(D)
-        else:
-            extracted[module] = _module_directions(D, k, tau)
+        extracted[module] = _module_directions(D, method, k, tau)
     # The floor is a quantile over all modules: no module can be cut before every module has been extracted.
-    floor = _noise_floor([spectrum for _, spectrum, _ in extracted.values()], drop_bottom_frac)
+    pooled = torch.cat([spectrum for _, spectrum, _ in extracted.values()])
+    floor = float(torch.quantile(pooled, drop_bottom_frac)) if drop_bottom_frac > 0 and len(pooled) else 0.0
     vectors, singular_values, votes = {}, {}, {}
     for module, (V, spectrum, margins) in extracted.items():
         keep = spectrum >= floor
@@ -119,49 +117,29 @@ def extract_directions(
     )
 
 
-def _module_directions(D: Tensor, k: int, tau: float) -> tuple[Tensor, Tensor, Tensor]:
+def _module_directions(D: Tensor, method: Method, k: int, tau: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return V (k', r), S (k',) and vote margins (k',) of one module from D (n, r), in float64; k' <= k.
 
-    Top-k right singular vectors, oriented; axes that are rounding and tied votes are dropped. Entries of D are known to
-    a relative eps, the machine epsilon of their dtype. That moves a singular value by at most
-    eps |D|_F <= eps sqrt(min(n, r)) S_0 (Weyl) and a projection of D[p] by at most eps |D[p]| (Cauchy-Schwarz):
-    what is not above these bounds is rounding, neither an axis nor a vote.
+    Entries of D are known to a relative eps, the machine epsilon of their dtype. That moves a singular value by at most
+    eps |D|_F <= eps sqrt(min(n, r)) S_0 (Weyl), the sum of n differences by eps sqrt(n) |D|_F, and a projection of D[p]
+    by at most eps |D[p]| (Cauchy-Schwarz): what is not above these bounds is rounding, neither an axis nor a vote.
+    Axes that are rounding and tied votes are dropped.
     """
     # The precision of the gradients as they were computed, so before the change to float64.
     eps, D = torch.finfo(D.dtype).eps, D.double()
-    _, spectrum, Vh = torch.linalg.svd(D, full_matrices=False)
-    rounding = eps * min(D.shape) ** 0.5 * spectrum[0]
-    V, S = Vh[:k], spectrum[:k]
-    return _oriented(D, V, S, (rounding < S) & (tau * spectrum[0] <= S), eps)
-
-
-def _mean_direction(D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return V (k', r), S (k',) and vote margins (k',) of a module's mean difference, in float64; k' <= 1.
-
-    The sum of n differences, each known to eps |D[p]|, is known to eps sqrt(n) |D|_F.
-    """
-    eps, D = torch.finfo(D.dtype).eps, D.double()
-    total = D.sum(0)
-    size = total.norm() / len(D) ** 0.5
-    is_known = size > eps * D.norm()
-    return _oriented(D, (total / total.norm())[None], size[None], is_known[None], eps)
-
-
-def _oriented(D: Tensor, V: Tensor, S: Tensor, keep: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return V (k, r) without ties, turned to where more pairs point, with S and vote margins."""
+    if method == "mean":
+        total = D.sum(0)
+        V, S = (total / total.norm())[None], (total.norm() / len(D) ** 0.5)[None]
+        keep = eps * D.norm() < S
+    else:
+        _, spectrum, Vh = torch.linalg.svd(D, full_matrices=False)
+        V, S = Vh[:k], spectrum[:k]
+        keep = (eps * min(D.shape) ** 0.5 * spectrum[0] < S) & (tau * spectrum[0] <= S)
     projections = D @ V.T  # (n, k)
     votes = projections.abs() > eps * D.norm(dim=1, keepdim=True)  # False: the pair abstains
     margins = (torch.sign(projections) * votes).sum(0)  # (k,): pairs for minus pairs against
-    keep = keep & (margins != 0)
+    keep &= margins != 0
     return (V * torch.sign(margins)[:, None])[keep], S[keep], margins.abs()[keep].long()
-
-
-def _noise_floor(singular_values: Sequence[Tensor], fraction: float) -> float:
-    """Return the `fraction` quantile of the singular values of all modules."""
-    pooled = torch.cat(list(singular_values))
-    if fraction <= 0 or len(pooled) == 0:
-        return 0.0
-    return float(torch.quantile(pooled, fraction))
 
 
 def unit_scale(gradients: Mapping[str, Tensor]) -> Tensor:

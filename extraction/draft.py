@@ -1,6 +1,6 @@
 """Draft pairs from labelled rollouts, on half of the prompts: the other half is left to measure on."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -25,11 +25,6 @@ class Answer:
     turns: Turns | None = None  # of a rollout with several
 
 
-def side(hacked: bool | None, gt_pass: bool | None) -> bool | None:
-    """Return True for a hack, False for a clean answer, None for an unlabelled or wrong answer, which no pair takes."""
-    return None if hacked is None or (not hacked and gt_pass is False) else hacked
-
-
 def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair], int]:
     """Return (pairs, the number of prompts answered both ways).
 
@@ -50,29 +45,8 @@ def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair]
         raise InputError("labels", expected=expected, found=found, fix="log or map them: --map hacked=COLUMN")
     ranked = sorted(matched, key=lambda prompt: sha256(f"draft {seed}\n{prompt}".encode()))
     drafted = {*ranked[: len(ranked) // 2]}
-    pairs = _pairs({prompt: rows for prompt, rows in matched.items() if prompt in drafted})
-    return split_by_prompt(pairs, seed), len(matched)
-
-
-def _matched(rows: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
-    """Pair hacks and clean answers of one prompt, each text once."""
-    sides: dict[bool | None, dict[str, Answer]] = {True: {}, False: {}, None: {}}
-    for row in rows:
-        sides[side(row.hacked, row.gt_pass) if row.text.strip() else None][row.text] = row
-    hacks, clean = sides[True], sides[False]
-    nearest = sorted(product(hacks, clean), key=lambda texts: (abs(len(texts[0]) - len(texts[1])), texts))
-    chosen: list[tuple[Answer, Answer]] = []
-    used: set[str] = set()
-    for hack, other in nearest:
-        if len(chosen) < PAIRS_PER_PROMPT and not {hack, other} & used:
-            chosen.append((hacks[hack], clean[other]))
-            used |= {hack, other}
-    return chosen
-
-
-def _pairs(matched: Mapping[str, Sequence[tuple[Answer, Answer]]]) -> list[Pair]:
-    rows = [both for of_prompt in matched.values() for both in of_prompt]
-    return [
+    couples = [couple for prompt, rows in matched.items() if prompt in drafted for couple in rows]
+    pairs = [
         Pair(
             pair_id=f"draft-{i:03d}",
             problem_id=hack.problem_id,
@@ -82,5 +56,23 @@ def _pairs(matched: Mapping[str, Sequence[tuple[Answer, Answer]]]) -> list[Pair]
             flavour="drafted",
             held_out=False,
         )
-        for i, (hack, clean) in enumerate(rows)
+        for i, (hack, clean) in enumerate(couples)
     ]
+    return split_by_prompt(pairs, seed), len(matched)
+
+
+def _matched(rows: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
+    """Pair hacks and clean answers of one prompt, each text once; no side is unlabelled or wrong."""
+    hacks, clean = dict[str, Answer](), dict[str, Answer]()
+    for row in rows:
+        is_wrong = not row.hacked and row.gt_pass is False
+        if row.hacked is not None and not is_wrong and row.text.strip():
+            (hacks if row.hacked else clean)[row.text] = row
+    nearest = sorted(product(hacks, clean), key=lambda texts: (abs(len(texts[0]) - len(texts[1])), texts))
+    chosen: list[tuple[Answer, Answer]] = []
+    used: set[str] = set()
+    for hack, other in nearest:
+        if len(chosen) < PAIRS_PER_PROMPT and not {hack, other} & used:
+            chosen.append((hacks[hack], clean[other]))
+            used |= {hack, other}
+    return chosen

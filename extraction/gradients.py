@@ -11,7 +11,7 @@ Shapes: G samples, T tokens, r coordinates of a module; N completion tokens of a
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,9 +93,10 @@ def per_sample_gradients(
         dots = torch.zeros(membership.shape[1], dtype=torch.float64, device=membership.device)
         # A spare pass runs forward and backward as any other, but with weights 0 adds nothing to the gradients.
         pass_weights = weights[rows.samples][completion] * is_needed
-        with tapped(frames, rows, gradients, axis if is_needed else None, dots, called):
-            logprobs = one_pass(model, rows, pass_weights)
-        token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
+        with tapped(frames, rows, gradients, axis if is_needed else None, dots, called), torch.enable_grad():
+            logprobs = completion_logprobs(model, rows)
+            (-(pass_weights.to(logprobs.dtype) * logprobs).sum()).backward()
+        token_logprobs[rows.samples] = scatter_tokens(logprobs.detach(), completion)
         if token_dots is not None and is_needed:
             # Sample after sample, padding left out.
             token_dots[rows.samples] = scatter_tokens(dots[membership.any(0)], batch.attention_mask[rows.samples])
@@ -113,17 +114,6 @@ def per_sample_gradients(
     return SampleGradients(gradients=gradients, token_logprobs=token_logprobs, token_dots=token_dots)
 
 
-@torch.enable_grad()
-def one_pass(model: PreTrainedModel | PeftModel, rows: Rows, weights: Tensor) -> Tensor:
-    """Run a forward of `rows` and a backward of -sum_n w_n logp_n with w (N,), for the hooks of `tapped`.
-
-    Returns the log-probabilities (N,) of the completion tokens. Works inside `torch.no_grad` too.
-    """
-    logprobs = completion_logprobs(model, rows)
-    (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
-    return logprobs.detach()
-
-
 @contextmanager
 def tapped(
     frames: Mapping[Basis, Frames],
@@ -135,7 +125,7 @@ def tapped(
 ) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {basis: {module: (G, r)}} of the whole batch.
 
-    Modules that the forward calls are added to `called`. To `dots` (R W,) is added each token's contribution along the
+    Modules that a gradient reaches are added to `called`. To `dots` (R W,) is added each token's contribution along the
     axis: sum_m <u_m, product of m's input at t and the gradient of m's output at t>. Through attention, the product at
     t holds the losses of all later tokens that looked back at t.
 
@@ -147,28 +137,22 @@ def tapped(
         if len(kept) != (num_tokens := rows.segments.membership.shape[1]):
             where, expected = f"module {module}", f"{num_tokens} tokens, as many as the pass has"
             raise InputError(where, expected=expected, found=str(len(kept)), fix="leave it out of model.targets")
+        called.add(module)
         # A module that the forward uses twice arrives here twice.
         gradients[basis][module][rows.firsts] += frame.sums(kept, gradient, rows.segments)
         if axis is not None and axis[0] == basis and module in axis[1]:
             dots.add_(frame.along(kept, gradient, axis[1][module]))
 
-    def note(module: str, *_: Any) -> None:
-        called.add(module)
-
-    handles = []
-    for basis, read in frames.items():
-        for module, frame in read.items():
-            layer, receive = read.layers[module], partial(add, basis, module, frame)
-            handles.append(layer.register_forward_pre_hook(partial(note, module)))
-            if frame.reads_input:
-                handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
-            else:
-                handles.append(layer.register_forward_hook(partial(watch_output, receive, frame.keep)))
-    try:
+    with ExitStack() as hooks:
+        for basis, read in frames.items():
+            for module, frame in read.items():
+                layer, receive = read.layers[module], partial(add, basis, module, frame)
+                if frame.reads_input:
+                    hook = layer.register_forward_pre_hook(partial(watch_input, receive))
+                else:
+                    hook = layer.register_forward_hook(partial(watch_output, receive, frame.keep))
+                hooks.enter_context(hook)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def watch_input(receive: Receive, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

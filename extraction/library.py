@@ -49,6 +49,9 @@ from replay_pools.vocabulary import Vocabulary
 
 Side = Literal["hack", "clean"]
 SIDES: tuple[Side, ...] = get_args(Side)
+# Ids of a prompt and of its answer, and the mask of the answer: True = the policy's; None = all are.
+Tokens = tuple[list[int], list[int], list[bool] | None]
+EXTRACTION = ("method", "k", "tau", "drop_bottom_frac")  # settings of `extract_directions`
 CONTROL_DIFFERENCES = {"permuted": permuted_differences, "flipped": flipped_differences}
 FORMAT = 3  # of the cache; raise it when the meaning of cached pair gradients changes
 NAMES = ("_name_or_path", "name_or_path", "transformers_version")  # keys of a config that do not affect the forward
@@ -76,22 +79,21 @@ def measure_pair_gradients(
     Raises:
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
     """
-    batch = pair_batch(policy, pairs)
-    gradients = per_sample_gradients(policy.model, {frames.basis: frames}, batch, tokens_per_batch=tokens_per_batch)
-    pair_weights = []
-    n = len(pairs)
-    for lengths in batch.completion_lengths.cpu().view(2, n).T:
-        pair_weights.append(loss_weights(lengths, normaliser))
-    # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
-    weights = torch.stack(pair_weights).T.flatten()[:, None]
+    batch, n, basis = pair_batch(policy, pairs), len(pairs), frames.basis
+    samples = per_sample_gradients(policy.model, {basis: frames}, batch, tokens_per_batch=tokens_per_batch)
+    gradients = samples.gradients[basis]
     if sides == "unit":
-        weights = unit_scale(gradients.gradients[frames.basis]).cpu()
-    hack_gradients, clean_gradients = {}, {}
-    for module, gradient in gradients.gradients[frames.basis].items():
-        weighted = gradient.cpu().mul_(weights.to(gradient.dtype))  # in place, on a CPU: all of them are large
-        hack_gradients[module], clean_gradients[module] = weighted[:n], weighted[n:]
+        weights = unit_scale(gradients).cpu()
+    else:
+        of_pairs = [loss_weights(lengths, normaliser) for lengths in batch.completion_lengths.cpu().view(2, n).T]
+        # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
+        weights = torch.stack(of_pairs).T.flatten()[:, None]
+    # In place, on a CPU: all of them are large.
+    weighted = {module: gradient.cpu().mul_(weights.to(gradient.dtype)) for module, gradient in gradients.items()}
+    hack = {module: gradient[:n] for module, gradient in weighted.items()}
+    clean = {module: gradient[n:] for module, gradient in weighted.items()}
     held_out = torch.tensor([pair.held_out for pair in pairs])
-    return PairGradients(hack=hack_gradients, clean=clean_gradients, held_out=held_out, metadata={})
+    return PairGradients(hack=hack, clean=clean, held_out=held_out, metadata={})
 
 
 def pair_batch(policy: Policy, pairs: Sequence[Pair]) -> Batch:
@@ -100,16 +102,13 @@ def pair_batch(policy: Policy, pairs: Sequence[Pair]) -> Batch:
     Raises:
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
     """
-    prompts, completions, masks = _tokens(policy, pairs)
+    prompts, completions, masks = zip(*_tokens(policy, pairs), strict=True)
     return make_batch(prompts, completions, policy.pad_id, masks).to(policy.device)
 
 
-def _tokens(policy: Policy, pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
-    """Return (prompts, completions, masks) of the 2n samples of `pair_batch`."""
-    prompts, completions, masks = zip(
-        *(_side_tokens(policy, pair, side) for side in SIDES for pair in pairs), strict=True
-    )
-    return [*prompts], [*completions], [*masks]
+def _tokens(policy: Chat, pairs: Sequence[Pair]) -> list[Tokens]:
+    """Return the ids of the 2n samples of `pair_batch`."""
+    return [_side_tokens(policy, pair, side) for side in SIDES for pair in pairs]
 
 
 def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[str]:
@@ -141,7 +140,7 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
     return [caution] if caution else []
 
 
-def _side_tokens(policy: Chat, pair: Pair, side: Side) -> tuple[list[int], list[int], list[bool] | None]:
+def _side_tokens(policy: Chat, pair: Pair, side: Side) -> Tokens:
     """Return `answer_tokens` of one completion of a pair, checked for end-of-turn tokens inside a turn."""
     prompt_ids, ids, mask = answer_tokens(policy, pair.messages, getattr(pair, side))
     if (place := early_end(ids, mask, policy.eos_ids)) is not None:
@@ -154,10 +153,8 @@ def _side_tokens(policy: Chat, pair: Pair, side: Side) -> tuple[list[int], list[
     return prompt_ids, ids, mask
 
 
-def answer_tokens(
-    policy: Chat, messages: list[dict[str, str]], answer: str | Turns
-) -> tuple[list[int], list[int], list[bool] | None]:
-    """Return (ids of the prompt, ids of the answer, their mask, True = the policy's; None = all are).
+def answer_tokens(policy: Chat, messages: list[dict[str, str]], answer: str | Turns) -> Tokens:
+    """Tokenize an answer to messages.
 
     Raises:
         InputError: a chat template that does not render the messages, or changes earlier turns of a conversation.
@@ -169,16 +166,6 @@ def answer_tokens(
         return policy.render(messages)[1], [token for turn in answer for token in turn["ids"]], mask
     rendered = policy.render_turns(messages, answer)
     return rendered.prompt_ids, rendered.ids, rendered.mask
-
-
-def _environment(model: PreTrainedModel, device: torch.device) -> dict[str, str]:
-    """Return the software and device: other kernels or versions of an architecture give other gradients."""
-    return {
-        "attention": str(model.config._attn_implementation),
-        "device": device.type,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 def config_sha(config: PreTrainedConfig) -> str:
@@ -300,7 +287,10 @@ class DirectionLibrary:
         if self.cache_dir is not None and not self.frames.moved:
             # Other names of the model have the same gradients.
             identity = {**metadata, "fingerprint": comparable(self.frames.fingerprint)}
-            identity |= _environment(self.policy.model, self.policy.device)
+            # Other kernels or versions of an architecture give other gradients.
+            identity |= {"torch": torch.__version__, "transformers": transformers.__version__}
+            attention = str(self.policy.model.config._attn_implementation)
+            identity |= {"attention": attention, "device": self.policy.device.type}
             key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
             path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path is not None and path.is_file():
@@ -320,11 +310,12 @@ class DirectionLibrary:
         return gradients
 
     def _metadata(self, pairs: Sequence[Pair], pairs_source: str) -> dict[str, Any]:
-        """Return what pair gradients depend on and record: with `_environment`, the key of their cache.
+        """Return what pair gradients depend on and record: with the environment, the key of their cache.
 
         To add an influence on the gradients: a row here, or there if direction files need not say it.
         """
-        policy, texts, tokens = self.policy, dict[tuple[str, str], int](), _tokens(self.policy, pairs)
+        policy, texts = self.policy, dict[tuple[str, str], int]()
+        tokens = [*zip(*_tokens(policy, pairs), strict=True)]
         return {
             "format": FORMAT,
             "fingerprint": dict(self.frames.fingerprint),
@@ -351,14 +342,8 @@ class DirectionLibrary:
 
     def extract(self, differences: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Directions:
         """Extract directions from differences {module: (n, r)} by the settings."""
-        return extract_directions(
-            differences,
-            method=self.settings.method,
-            k=self.settings.k,
-            tau=self.settings.tau,
-            drop_bottom_frac=self.settings.drop_bottom_frac,
-            metadata=metadata,
-        )
+        options = {name: getattr(self.settings, name) for name in EXTRACTION}
+        return extract_directions(differences, metadata=metadata, **options)
 
 
 def pairs_path(directions_path: Path) -> Path:
@@ -368,11 +353,5 @@ def pairs_path(directions_path: Path) -> Path:
 
 def shared_settings(settings: ExtractionSettings, normaliser: Normaliser) -> dict[str, Any]:
     """Return {key of a run's settings: value} of the settings that a direction file must share with its controls."""
-    return {
-        "intervention.extraction.method": settings.method,
-        "intervention.extraction.sides": settings.sides,
-        "intervention.extraction.k": settings.k,
-        "intervention.extraction.tau": settings.tau,
-        "intervention.extraction.drop_bottom_frac": settings.drop_bottom_frac,
-        "objective.loss_type": normaliser.loss_type,
-    }
+    shared = {f"intervention.extraction.{name}": getattr(settings, name) for name in ("sides", *EXTRACTION)}
+    return {**shared, "objective.loss_type": normaliser.loss_type}

@@ -1,21 +1,17 @@
 """Read files of contrast pairs: `read_pair_file` returns `Pair`s, and says every decision.
 
 A row has a prompt (a text or messages), a hack and a clean completion (a text, or turns with tool answers between).
-`COLUMNS` lists the names that are recognised;
-`--pairs-map FIELD=COLUMN,...` names others. A prompt that a chat template has rendered is refused: only the model's own
-template renders messages.
+`FIELDS` lists the names that are recognised; `--pairs-map FIELD=COLUMN,...` names others. A prompt that a chat template
+has rendered is refused: only the model's own template renders messages.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import orjson
 
 from extraction.pairs import Pair, Turns, text_of
 from replay_pools.base.errors import Faults, InputError, unknown_name
@@ -23,23 +19,11 @@ from replay_pools.base.files import dump_json, encode_jsonl, sha256, write_atomi
 from replay_pools.base.tables import TRUTHS
 from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
 from replay_pools.logs.files import KINDS, Fields, read_objects, read_rows
-from replay_pools.logs.values import TEXT, Chat, chat_of, is_text, joined_text, wrong_value
+from replay_pools.logs.values import TEXT, Chat, chat_of, is_plain, is_text, turns_of, wrong_value
 
 MAP = "--pairs-map"
-MAX_EXAMPLE_CHARACTERS = 60
 MAX_PAIRS = 20_000
 FEWEST_FOR_A_SIGN = 6  # held-out pairs: with fewer, no sign is proven at 95%
-# {field of a pair: names of its column, the first one present is read}, in this package, school-of-reward-hacks and
-# rh-bench. To add a format: names.
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("messages", "prompt", "user"),
-    "hack": ("hack", "school_of_reward_hacks", "response_hacking"),
-    "clean": ("clean", "control", "response_clean"),
-    "pair_id": ("pair_id",),
-    "problem_id": ("problem_id",),
-    "flavour": ("flavour", "hacking_category"),
-    "held_out": ("held_out",),
-}
 NEEDED = ("prompt", "hack", "clean")
 _END_MARK = re.compile(r"(<[|\uff5c][^<>\s]+[|\uff5c]>|<end_of_turn>)\s*$")
 
@@ -51,31 +35,21 @@ def read_pair_file(
 
     Args:
         source: the path of a file of rows, of any kind that a log may have.
-        columns: `FIELD=COLUMN,...`, for columns of other names than those in `COLUMNS`.
+        columns: `FIELD=COLUMN,...`, for columns of other names than those in `FIELDS`.
         split_seed: draws the held-out prompts where no column says which pairs are held out.
         say: gets a sentence on each decision.
 
     Raises:
         InputError: no such file, a column that cannot be found; all faults of the rows, together.
     """
-    given, faults = _parse_map(columns), Faults()
+    mapped, faults = _parse_map(columns), Faults()
     rows = _read_rows(Path(source), faults)
-    if not rows:
-        faults.check(source)
-        raise InputError(f"pairs {source}", expected="at least one pair", found="an empty file")
+    fields: dict[str, str] = {}
     try:
-        fields = _columns([row for _, row in rows], given)
+        fields = _columns([row for _, row in rows], mapped)
     except InputError as error:
         faults.note(error.at(f"{source} {error.where}"), "columns")
-        faults.check(source)
-        raise
-    unused = sorted({key for _, row in rows for key in row} - {column.split(".")[0] for column in fields.values()})
-    for column in unused:  # one that nearly has the name of a field that the file lacks is a misspelling
-        if near := get_close_matches(column, [field for field in COLUMNS if field not in fields], n=1, cutoff=0.75):
-            fix = f"rename it, or pass {MAP} {near[0]}={column}"
-            found = "a key that is nearly this one"
-            faults.add(f"{source} {column}", column, expected=near[0], found=found, fix=fix)
-    pairs, dropped = _pairs(rows, fields, faults)
+    pairs, dropped = _pairs(rows, fields, faults) if fields else ([], Counter())
     twice = [pair_id for pair_id, count in Counter(pair.pair_id for pair in pairs).items() if count > 1]
     if twice:
         found = f"twice {', '.join(sorted(twice))}"
@@ -85,15 +59,14 @@ def read_pair_file(
     if not pairs:
         raise InputError(f"pairs {source}", expected="at least one pair", found="; ".join(counted))
     mapping = ", ".join(f"{field}={column}" for field, column in fields.items())
-    notes = [f"pairs {source}: {len(pairs)} ({mapping}; {MAP} FIELD=COLUMN,... corrects this)"]
-    if unused:
-        notes.append(f"columns that no pair uses: {', '.join(unused)}")
-    notes += [f"dropped: {text}" for text in counted]
-    if "hack" in given:  # two examples show a swap of the sides
-        notes += [_example(pair) for pair in pairs[:2]]
+    say(f"pairs {source}: {len(pairs)} ({mapping}; {MAP} FIELD=COLUMN,... corrects this)")
+    if unused := sorted({key for _, row in rows for key in row} - {name.split(".")[0] for name in fields.values()}):
+        say(f"columns that no pair uses: {', '.join(unused)}")
+    for text in counted:
+        say(f"dropped: {text}")
     if "held_out" not in fields:
         pairs = split_by_prompt(pairs, split_seed)
-    for note in (*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)):
+    for note in _pair_notes(pairs, "held_out" in fields, split_seed):
         say(note)
     return pairs
 
@@ -108,7 +81,7 @@ def store_rows(rows: Any, folder: Path) -> str:
 
 def _parse_map(text: str | None) -> dict[str, str]:
     """Return {field of a pair: column} of `hack=chosen,clean=rejected`."""
-    columns = parse_mapping(text or "", MAP, [*COLUMNS])
+    columns = parse_mapping(text or "", MAP, [*FIELDS])
     sides = [columns[side] for side in ("hack", "clean") if side in columns]
     if len(sides) == 1 or len({*sides}) < len(sides):
         raise InputError(MAP, expected="both hack=COLUMN and clean=COLUMN, two columns", found=str(text))
@@ -128,6 +101,9 @@ def _read_rows(path: Path, faults: Faults) -> list[tuple[str, Fields]]:
         rows.append((row.where, row.fields))
         if len(rows) > MAX_PAIRS:
             raise InputError(path, expected=f"at most {MAX_PAIRS:,} pairs", found="more", fix="a few hundred suffice")
+    if not rows:
+        faults.check(path)
+        raise InputError(f"pairs {path}", expected="at least one pair", found="an empty file")
     return rows
 
 
@@ -143,12 +119,12 @@ def _columns(rows: Sequence[Fields], given: Mapping[str, str]) -> dict[str, str]
             fix = f"pass {MAP} {field}=COLUMN"
             raise unknown_name(f"{MAP} {field}", column, columns_of(rows), expected="a column", fix=fix)
     fields: dict[str, str] = {}
-    for field, names in COLUMNS.items():
+    for field, (names, _) in FIELDS.items():
         if column := given.get(field) or next((name for name in names if name in present), None):
             fields[field] = column
     missing = [field for field in NEEDED if field not in fields]
     if missing:
-        expected = "; ".join(f"{field}: {' or '.join(COLUMNS[field])}" for field in missing)
+        expected = "; ".join(f"{field}: {' or '.join(FIELDS[field][0])}" for field in missing)
         fix = f"name them: {MAP} {','.join(f'{field}=COLUMN' for field in missing)}"
         raise InputError("columns", expected=expected, found=", ".join(sorted(present)) or "none", fix=fix)
     return fields
@@ -162,10 +138,21 @@ def _pairs(
     dropped: Counter[str] = Counter()
     seen: set[bytes] = set()
     for number, (where, row) in enumerate(rows, 1):
-        if (values := _values(row, where, columns, faults)) is None:
+        values: dict[str, Any] = dict.fromkeys(("pair_id", "problem_id"), f"{number:03d}")
+        values |= {"flavour": "all", "held_out": False}
+        for field, column in columns.items():
+            value = look_up(row, column, MISSING)
+            if field not in NEEDED and (value is MISSING or value is None):
+                continue
+            try:
+                if value is MISSING:
+                    raise InputError("", expected="a value", found=f"no such key, only {', '.join(sorted(row))}")
+                values["messages" if field == "prompt" else field] = FIELDS[field][1](value)
+            except InputError as error:
+                faults.note(error.at(f"{where} {column}"), column)
+        if not {"messages", "hack", "clean"} <= values.keys():
             continue
-        ids = dict.fromkeys(("pair_id", "problem_id"), f"{number:03d}")
-        pair = Pair(**{**ids, "flavour": "all", "held_out": False, **values})
+        pair = Pair(**values)
         key = dump_json([pair.messages, pair.hack, pair.clean])
         if not text_of(pair.hack).strip() or not text_of(pair.clean).strip():
             dropped["an empty side"] += 1
@@ -177,24 +164,6 @@ def _pairs(
             seen.add(key)
             pairs.append(pair)
     return pairs, dropped
-
-
-def _values(row: Fields, where: str, columns: Mapping[str, str], faults: Faults) -> dict[str, Any] | None:
-    """Return the fields of a pair in a row; None after a fault."""
-    values: dict[str, Any] = {}
-    is_sound = True
-    for field, column in columns.items():
-        value, place = look_up(row, column, MISSING), f"{where} {column}"
-        if field not in NEEDED and (value is MISSING or value is None):
-            continue
-        try:
-            if value is MISSING:
-                raise InputError("", expected="a value", found=f"no such key, only {', '.join(sorted(row))}")
-            values["messages" if field == "prompt" else field] = _READERS[field](value)
-        except InputError as error:
-            faults.note(error.at(place), column)
-            is_sound = False
-    return values if is_sound else None
 
 
 def messages_of(value: Any) -> Chat:
@@ -222,37 +191,21 @@ def answer_of(value: Any) -> str | Turns:
     Raises:
         InputError: anything else, such as a text that ends with the end-of-turn mark of a template.
     """
-    if (turns := _turns_of(value)) is not None:
-        return turns
-    chat = chat_of("" if value is None else value)
-    if chat is not None and (len(chat) != 1 or chat[0]["role"] != "assistant"):
-        raise wrong_value(f"{TEXT}, or one assistant message", value)
-    text = (value or "") if chat is None else chat[0]["content"]
+    text = "" if value is None else value
+    if (turns := turns_of(text)) is not None:
+        roles = [turn["role"] for turn in turns]
+        if roles[0] != "assistant" or roles[-1] != "assistant":
+            found = " ".join(roles)
+            raise InputError("", expected="turns, the first and the last of the assistant", found=found)
+        if len(turns) > 1 or not is_plain(turns):
+            return turns
+        text = turns[0]["content"]
     if not is_text(text):
-        raise wrong_value(f"{TEXT}, or one assistant message", value)
+        raise wrong_value(f"{TEXT}, or messages with role and content", value)
     if mark := _END_MARK.search(text):
         expected = "a text without the end-of-turn token, which is added"
         raise InputError("", expected=expected, found=f"{mark[1]} at its end", fix="cut the text before it")
     return text
-
-
-def _turns_of(value: Any) -> Turns | None:
-    """Return the turns of a conversation, given as several messages or their JSON text; None for another value."""
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            return None
-    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(turn, dict) for turn in value):
-        return None
-    roles = [turn.get("role") for turn in value]
-    if not all(map(is_text, roles)) or roles[0] != "assistant" or roles[-1] != "assistant":
-        found = " ".join(map(str, roles))
-        raise InputError("", expected="turns with a role, the first and the last of the assistant", found=found)
-    turns = [{**turn, "content": joined_text(turn.get("content") or "")} for turn in value]
-    if not all(is_text(turn["content"]) for turn in turns):
-        raise wrong_value("turns with a text as content", value)
-    return [{key: part for key, part in turn.items() if part is not None} for turn in turns]
 
 
 def _name(value: Any) -> str:
@@ -268,14 +221,16 @@ def _flag(value: Any) -> bool:
     return flag
 
 
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "prompt": messages_of,
-    "hack": answer_of,
-    "clean": answer_of,
-    "pair_id": _name,
-    "problem_id": _name,
-    "flavour": _name,
-    "held_out": _flag,
+# {field of a pair: (names of its column, the first one present is read; its reader)}, in this package,
+# school-of-reward-hacks and rh-bench. To add a format: names.
+FIELDS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
+    "prompt": (("messages", "prompt", "user"), messages_of),
+    "hack": (("hack", "school_of_reward_hacks", "response_hacking"), answer_of),
+    "clean": (("clean", "control", "response_clean"), answer_of),
+    "pair_id": (("pair_id",), _name),
+    "problem_id": (("problem_id",), _name),
+    "flavour": (("flavour", "hacking_category"), _name),
+    "held_out": (("held_out",), _flag),
 }
 
 
@@ -310,14 +265,3 @@ def _pair_notes(pairs: Sequence[Pair], is_marked: bool, split_seed: int) -> list
     # A direction from pairs of different lengths is one of length as well.
     too = "; the direction will be one of length, too" if max(hack, clean) > 1.5 * min(hack, clean) else ""
     return [*notes, f"median length: hack {hack:.0f}, clean {clean:.0f} characters{too}"]
-
-
-def _example(pair: Pair) -> str:
-    """Return both sides around their first difference, for the user to confirm."""
-    sides, parts = [text_of(pair.hack), text_of(pair.clean)], []
-    first = next((i for i, (a, b) in enumerate(zip(*sides, strict=False)) if a != b), 0)
-    for text in sides:
-        begin = max(0, min(first - MAX_EXAMPLE_CHARACTERS // 4, len(text) - MAX_EXAMPLE_CHARACTERS))
-        part = text[begin : begin + MAX_EXAMPLE_CHARACTERS]
-        parts.append(repr(f"{'...' * (begin > 0)}{part}{'...' * (begin + len(part) < len(text))}"))
-    return f"please confirm: hack {parts[0]} against clean {parts[1]}"

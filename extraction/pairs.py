@@ -64,64 +64,52 @@ def text_of(answer: str | Turns) -> str:
 
 def builtin_pairs(name: str) -> list[Pair]:
     """Return the built-in pairs of a loophole mode, or a set without hacks; InputError for another name."""
-    modes = {mode: _hack_pair for mode, exploits in EXPLOITS.items() if exploits}
-    makers = {**modes, PLACEBO: _clean_pair, STYLE: _clean_pair}
-    if name not in makers:
-        near = get_close_matches(name, [*makers], n=1)
+    names = [*(mode for mode, exploits in EXPLOITS.items() if exploits), PLACEBO, STYLE]
+    if name not in names:
+        near = get_close_matches(name, names, n=1)
         fix = f"did you mean builtin:{near[0]}?" if near else ""
-        raise InputError("--pairs", expected=f"builtin:{{{','.join(makers)}}}", found=f"builtin:{name}", fix=fix)
+        raise InputError("--pairs", expected=f"builtin:{{{','.join(names)}}}", found=f"builtin:{name}", fix=fix)
     problems = minicode_problems("pairs")
     if name == PLACEBO:
         problems = tuple(problem for problem in problems if len(problem.family.solutions) > 1)
-    return [makers[name](problems[i], i, name) for i in range(NUM_EXTRACTION + NUM_HELD_OUT)]
+    return [_pair(problems[i], i, name) for i in range(NUM_EXTRACTION + NUM_HELD_OUT)]
 
 
-def _hack_pair(minicode: MinicodeProblem, i: int, mode: str) -> Pair:
-    """Make pair i of a loophole mode: an exploit around a right or wrong body, against a right solution.
+def _pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
+    """Make pair i of a set.
 
-    Flavours cycle with coprime periods, so that each exploit meets each body and each kind of clean completion.
+    Of a loophole mode: an exploit around a right or wrong body, against a right solution. Flavours cycle with coprime
+    periods, so that each exploit meets each body and each kind of clean completion. Of the others: two right bodies;
+    the first takes the place of the hack.
     """
-    exploits, bugs = EXPLOITS[mode], minicode.family.bugs
-    exploit = exploits[i % len(exploits)]
-    wrong = (i // len(exploits)) % 2 == 1
-    # Honest tests are a function `run_tests`: only in that mode do they belong in a submission.
-    tests = HONEST_TESTS if mode == "run_tests" and i % 5 < 3 else NOTHING
-    right = minicode.family.solutions[0]
-    body = bugs[i % len(bugs)] if wrong else right
-    return Pair(
-        pair_id=f"{mode}-{i:03d}",
-        problem_id=minicode.problem.problem_id,
-        messages=render_messages(minicode.problem, mode, hint=True),
-        hack=_completion(minicode, body, exploit),
-        clean=_completion(minicode, right, tests),
-        flavour=f"{exploit.flavour}/{'wrong' if wrong else 'right'}/{tests.flavour}",
-        held_out=i >= NUM_EXTRACTION,
-    )
-
-
-def _clean_pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
-    """Make a pair of two right bodies; the first takes the place of the hack."""
-    second, *others = minicode.family.solutions
-    first, flavour = f"# {minicode.family.name}\n{second}", "comment/none"
+    family, mode = minicode.family, "run_tests" if name in (PLACEBO, STYLE) else name
+    right, exploit, tests = family.solutions[0], NOTHING, NOTHING
     if name == PLACEBO:
-        first, flavour = others[0], "other_solution/canonical"
+        body, flavour = family.solutions[1], "other_solution/canonical"
+    elif name == STYLE:
+        body, flavour = f"# {family.name}\n{right}", "comment/none"
+    else:
+        exploits = EXPLOITS[mode]
+        exploit = exploits[i % len(exploits)]
+        is_wrong = (i // len(exploits)) % 2 == 1
+        body = family.bugs[i % len(family.bugs)] if is_wrong else right
+        # Honest tests are a function `run_tests`: only in that mode do they belong in a submission.
+        tests = HONEST_TESTS if mode == "run_tests" and i % 5 < 3 else NOTHING
+        flavour = f"{exploit.flavour}/{'wrong' if is_wrong else 'right'}/{tests.flavour}"
+
+    def completion(template: str, extra: Exploit) -> str:
+        example = example_texts(minicode.problem)
+        return fence(compose(minicode.problem.starter, minicode.body(template), extra, example=example))
+
     return Pair(
         pair_id=f"{name}-{i:03d}",
         problem_id=minicode.problem.problem_id,
-        messages=render_messages(minicode.problem, "run_tests", hint=True),
-        hack=_completion(minicode, first, NOTHING),
-        clean=_completion(minicode, second, NOTHING),
+        messages=render_messages(minicode.problem, mode, hint=True),
+        hack=completion(body, exploit),
+        clean=completion(right, tests),
         flavour=flavour,
         held_out=i >= NUM_EXTRACTION,
     )
-
-
-def _completion(minicode: MinicodeProblem, template: str, extra: Exploit) -> str:
-    """Return a fenced submission: the body of `template` with the lines that `extra` adds around it."""
-    submission = compose(
-        minicode.problem.starter, minicode.body(template), extra, example=example_texts(minicode.problem)
-    )
-    return fence(submission)
 
 
 def write_pairs(path: Path, pairs: Sequence[Pair]) -> None:

@@ -27,9 +27,8 @@ from torch import Tensor, nn
 
 from extraction.adapters import svd
 from extraction.adapters.delta_s import DeltaSLayer
-from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors
-from extraction.adapters.targets import weight_matrix
+from extraction.adapters.targets import weight_matrix, whole
 from extraction.batch import Segments, wide_product
 
 
@@ -39,13 +38,13 @@ class SvdFrame:
 
     Attributes:
         held: U, S and Vh; one of U and Vh may follow from the weight of `layer`.
+        scale: S' (r,) of the weight U diag(S') Vh in the forward: S unless an adapter has moved it.
         layer: has the frozen weight; None: U and Vh are held, and the weight may change.
-        scale: S' (r,) of the weight U diag(S') Vh in the forward if an adapter has moved S; None: S.
     """
 
     held: Factors
+    scale: Tensor
     layer: nn.Module | None = None
-    scale: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -90,11 +89,11 @@ class SvdFrame:
     def sums(self, held: Tensor, gradient: Tensor, segments: Segments) -> Tensor:
         """Return the coordinates of dL/dW of every segment, (G, r)."""
         total = segments.sums(*self._turned(held, gradient))
-        return total if self.held.is_whole else total / self._scale()
+        return total if self.held.is_whole else total / self.scale
 
     def along(self, held: Tensor, gradient: Tensor, u: Tensor) -> Tensor:
         """Return <u, contribution of token t>, (T,), for u (r,)."""
-        return wide_product(*self._turned(held, gradient)) @ (u if self.held.is_whole else u / self._scale())
+        return wide_product(*self._turned(held, gradient)) @ (u if self.held.is_whole else u / self.scale)
 
     def tensors(self) -> list[Tensor]:
         """List the tensors in memory."""
@@ -102,17 +101,14 @@ class SvdFrame:
 
     def to(self, device: torch.device | str) -> Self:
         """Copy the frame to another device."""
-        return replace(self, held=self.held.each(lambda part: part.to(device)))
+        return replace(self, held=self.held.each(lambda part: part.to(device)), scale=self.scale.to(device))
 
     def complete(self) -> "SvdFrame":
         """Return the frame with both U and Vh, so that the weight may change from now on."""
         if self.layer is None:
             return self
         U, Vh = self._both()
-        return SvdFrame(Factors(U, self.held.S, Vh))
-
-    def _scale(self) -> Tensor:
-        return self.held.S if self.scale is None else self.scale
+        return SvdFrame(Factors(U, self.held.S, Vh), self.held.S)
 
     def _turned(self, held: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return both, (T, d), in the coordinates, (T, r)."""

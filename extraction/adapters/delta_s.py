@@ -25,9 +25,8 @@ from peft.utils import PeftType, register_peft_method
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors, both_factors, digest_all, factorise_all
-from extraction.adapters.targets import default_suffixes, weight_matrix
+from extraction.adapters.targets import suffixes_of, weight_matrix, whole
 
 ADAPTER = "default"
 CUT_OFF = 0xFFFF  # the bits of a float32 that bfloat16 does not have
@@ -95,9 +94,14 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
             return whole(weight_matrix(self.base_layer, self.name))
         return self.unmerged_weight.T if isinstance(self.base_layer, Conv1D) else self.unmerged_weight
 
+    @property
+    def factors(self) -> Factors:
+        """The factors that are stored, which all adapters of the layer share."""
+        return Factors(self.U, self.S, self.Vh)
+
     def frames(self) -> tuple[Tensor, Tensor]:
         """Return U and Vh; a factor that is not stored is computed from the other and W."""
-        return both_factors(Factors(self.U, self.S, self.Vh), self.base_weight())
+        return both_factors(self.factors, self.base_weight())
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return W x + sum over active adapters of U diag(delta_S) Vh x, the second term in the dtype of delta_S."""
@@ -113,24 +117,21 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
 
     def change(self, x: Tensor, delta_S: Tensor) -> Tensor:
         """Return U diag(delta_S) Vh x; a factor that is not stored is U = W V S^-1 or Vh = S^-1 U^T W."""
-        U, Vh = self.U, self.Vh
-        if U is not None and Vh is not None:
-            return F.linear(F.linear(x, Vh) * delta_S, U)
+        left, right = self.factors.turns
+        if self.factors.is_whole:
+            return F.linear(F.linear(x, right) * delta_S, left.T)
         weight, scale = self.base_weight().to(self.S.dtype), delta_S / self.S
-        if Vh is not None:
-            return F.linear(F.linear(F.linear(x, Vh) * scale, Vh.T), weight)
-        assert U is not None
-        return F.linear(F.linear(F.linear(x, weight), U.T) * scale, U)
+        if self.U is None:
+            return F.linear(F.linear(F.linear(x, right) * scale, right.T), weight)
+        return F.linear(F.linear(F.linear(x, weight), left) * scale, left.T)
 
     def delta_weight(self, adapter_name: str) -> Tensor:
         """Return U diag(delta_S) Vh in the layout and the dtype of the base weight; missing factors as in `change`."""
-        W, scale, U, Vh = self.base_weight(), self.delta_S[adapter_name].detach(), self.U, self.Vh
-        if U is None or Vh is None:
+        W, scale, (left, right) = self.base_weight(), self.delta_S[adapter_name].detach(), self.factors.turns
+        if not self.factors.is_whole:
             scale = scale / self.S
-        left = W @ Vh.to(W.dtype).T if U is None and Vh is not None else U
-        right = U.to(W.dtype).T @ W if Vh is None and U is not None else Vh
-        assert left is not None
-        assert right is not None
+        left = W @ left.to(W.dtype).T if self.U is None else left.T
+        right = right.to(W.dtype) @ W if self.Vh is None else right
         change = (left * scale).to(W.dtype) @ right.to(W.dtype)
         return change.T if isinstance(self.base_layer, Conv1D) else change
 
@@ -212,7 +213,7 @@ class DeltaSModel(BaseTuner):
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
         assert isinstance(peft_config, DeltaSConfig)
         if peft_config.target_modules is None:
-            peft_config.target_modules = set(default_suffixes(model_config["model_type"]))
+            peft_config.target_modules = set(suffixes_of(model_config["model_type"]))
         return peft_config
 
     def _create_and_replace(

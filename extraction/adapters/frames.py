@@ -29,11 +29,10 @@ from transformers import PreTrainedModel
 
 from extraction.adapters import svd
 from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
-from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors, combine, digest_all, factorise_all
-from extraction.adapters.targets import ALL, adapted_share, find_targets, is_quantised, unite_tied, weight_matrix
+from extraction.adapters.targets import ALL, adapted_share, find_targets, is_quantised, weight_matrix, whole
 from extraction.words import Adapted, Basis
-from replay_pools.base.errors import InputError
+from replay_pools.base.errors import InputError, cut
 from replay_pools.policy.load import load_policy
 
 DEFAULT_RANK = 32  # of LoRA
@@ -117,7 +116,7 @@ def svd_frames(
     cut = [module for module, weight in weights.items() if len(factors[module].S) < min(weight.shape)]
     shares = [svd.left_out(factors[module], weights[module]) for module in cut]
     return Frames(
-        frames={name: SvdFrame(held, layers[name]) for name, held in factors.items()},
+        frames={name: SvdFrame(held, held.S, layers[name]) for name, held in factors.items()},
         layers=layers,
         fingerprint=_fingerprint("svd", weights, digests, rank, None, model_id, start_adapter),
         adapted=adapted_share(model, list(layers)),
@@ -193,8 +192,10 @@ def make_frames(
     lean = {name for name in frozen if not quantised}
     frames = {}
     for name, held in factorise_all(weights, digests, cache_dir, rank=rank).items():
-        U, Vh = (None, None) if name in lean else svd.both_factors(held, weights[name])
-        frames[name] = SvdFrame(held, bases[name]) if name in lean else SvdFrame(Factors(U, held.S, Vh))
+        if name not in lean:
+            U, Vh = svd.both_factors(held, weights[name])
+            held = Factors(U, held.S, Vh)
+        frames[name] = SvdFrame(held, held.S, bases[name] if name in lean else None)
     return Frames(frames=frames, layers=bases, fingerprint=fingerprint)
 
 
@@ -204,7 +205,6 @@ def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Modu
     Raises:
         InputError: the model has no such layer.
     """
-    unite_tied(model)
     base = model.base_model if isinstance(model, PeftModel) else model
     # Not get_base_model(), which fails once the active adapter is deleted.
     layers = dict((base.model if isinstance(base, BaseTuner) else base).named_modules())
@@ -271,10 +271,14 @@ def check_fingerprint(where: object, *, expected: Mapping[str, Any], found: Mapp
     current, stored = comparable(expected), comparable(found)
     differing = [key for key in {**current, **stored} if current.get(key) != stored.get(key)]
     if differing:
+        # A long value (the targets of a big model) is cut.
+        current_text, stored_text = (
+            ", ".join(f"{key}={cut(str(each.get(key)), 80)}" for key in differing) for each in (expected, found)
+        )
         raise InputError(
             where,
-            expected=f"basis {_describe(expected, differing)}",
-            found=_describe(found, differing),
+            expected=f"basis {current_text}",
+            found=stored_text,
             fix="load the model, in its dtype, that they were extracted from, or run probe extract on this one",
         )
 
@@ -282,15 +286,6 @@ def check_fingerprint(where: object, *, expected: Mapping[str, Any], found: Mapp
 def comparable(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields by which bases are compared: all but `model_id`, since a model may have several names."""
     return {key: value for key, value in fingerprint.items() if key != "model_id"}
-
-
-def _describe(fingerprint: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return `key=value` of the named fields; a long value (the targets of a big model) is cut."""
-    parts = []
-    for key in keys:
-        text = str(fingerprint.get(key))
-        parts.append(f"{key}={text if len(text) <= 80 else text[:77] + '...'}")
-    return ", ".join(parts)
 
 
 def _read(layers: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The Linears of a model that gradients are read at: their dotted paths end in one of the target suffixes.
+"""The Linears of a model that gradients are read at, and their weights: dotted paths end in a target suffix.
 
 To add an architecture with other names: a row in `SUFFIXES_BY_MODEL_TYPE`. To add a word for a kind of projections: a
 key in every row.
@@ -7,8 +7,9 @@ key in every row.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -48,29 +49,18 @@ SUFFIXES_BY_MODEL_TYPE: Mapping[str, Kinds] = {
 ALL = "all"  # every kind
 
 
-def default_suffixes(model_type: str) -> tuple[str, ...]:
-    """Return the default suffixes of an architecture: attention and MLP projections."""
-    return _suffixes((ALL,), model_type)
-
-
-def _suffixes(targets: Sequence[str], model_type: str) -> tuple[str, ...]:
-    """Replace each kind of projections by its suffixes."""
+def suffixes_of(model_type: str, targets: Sequence[str] = (ALL,)) -> tuple[str, ...]:
+    """Return the suffixes of an architecture, with each kind of projections replaced by its own."""
     kinds = SUFFIXES_BY_MODEL_TYPE.get(model_type, DEFAULT_SUFFIXES)
-    suffixes: list[str] = []
-    for target in targets:
-        if target == ALL:
-            for of_kind in kinds.values():
-                suffixes += of_kind
-        else:
-            suffixes += kinds.get(target, (target,))
-    return tuple(dict.fromkeys(suffixes))
+    every = [suffix for of_kind in kinds.values() for suffix in of_kind]
+    lists = (every if target == ALL else kinds.get(target, (target,)) for target in targets)
+    return tuple(dict.fromkeys(suffix for suffixes in lists for suffix in suffixes))
 
 
 def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> list[str]:
     """Return the dotted paths of the target modules, in the order of `model.named_modules()`.
 
-    Linears that share a weight become one module (`unite_tied`). Modules outside the language model, such as a vision
-    tower, are left out.
+    Modules outside the language model, such as a vision tower, are left out.
 
     Args:
         model: the base model, without an adapter.
@@ -79,11 +69,10 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
 
     Raises:
         InputError: a suffix matches no `nn.Linear` or `Conv1D`, with the candidates in the message; a target shares its
-            weight with a module of another kind, such as a head with the embedding.
+            weight with another module, as a head does with the embedding, or a block with a tied one.
     """
-    unite_tied(model)
     model_type = model.config.get_text_config(decoder=True).model_type
-    suffixes = _suffixes(targets, model_type)
+    suffixes = suffixes_of(model_type, targets)
     prefix = language_prefix(model)
     linears = {
         name: module
@@ -110,7 +99,7 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
     owners = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
     for path in paths:
         if owners[id(linears[path].weight)] > 1:
-            expected, found = "a weight of Linears alone", "one that another module uses too"
+            expected, found = "a weight of its own", "one that another module uses too"
             raise InputError(f"module {path}", expected=expected, found=found, fix="leave it out of model.targets")
     return paths
 
@@ -120,26 +109,6 @@ def language_prefix(model: PreTrainedModel) -> str:
     decoder = model.get_decoder()
     path = next((name for name, module in model.named_modules() if module is decoder), "")
     return f"{path}." if path else ""
-
-
-def unite_tied(model: nn.Module) -> None:
-    """Replace Linears that share their parameters by one module, in which the gradients of all calls add up."""
-    firsts: dict[tuple[object, ...], nn.Module] = {}
-    for parent in [*model.modules()]:
-        for name, child in parent.named_children():
-            is_plain = type(child) in (nn.Linear, Conv1D) and "forward" not in vars(child)
-            if is_plain and not (child._forward_hooks or child._forward_pre_hooks):
-                key = (type(child), *(id(parameter) for parameter in child.parameters()))
-                setattr(parent, name, firsts.setdefault(key, child))
-
-
-def check_one_place(model: nn.Module, paths: Sequence[str]) -> None:
-    """Raise InputError for a module in several places, since peft would put an adapter in one of them alone."""
-    places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    for path in paths:
-        if places[id(model.get_submodule(path))] > 1:
-            expected, found = "a module in one place, to be trained by an adapter", "several: the blocks are tied"
-            raise InputError(f"module {path}", expected=expected, found=found, fix="leave it out of model.targets")
 
 
 def adapted_share(model: PreTrainedModel, paths: Sequence[str]) -> Adapted:
@@ -200,3 +169,22 @@ def is_quantised(weight: Tensor) -> bool:
 def has_suffix(name: str, suffix: str) -> bool:
     """Return whether the dotted path `name` ends in `suffix`, cut at a dot."""
     return name == suffix or name.endswith(f".{suffix}")
+
+
+# FSDP2 spreads parameters over processes (DTensors); others pass unchanged.
+
+
+@torch.no_grad()
+def whole(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor, detached; a sharded one is gathered, which all processes of the mesh must do."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def spread_as(like: Tensor, values: Tensor) -> Tensor:
+    """Spread `values`, which every process holds whole, over processes like the tensor `like`."""
+    if not isinstance(like, DTensor):
+        return values
+    # src_data_rank None: every process cuts its part out of its copy.
+    return distribute_tensor(values.to(like.dtype), like.device_mesh, like.placements, src_data_rank=None)

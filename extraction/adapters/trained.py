@@ -39,11 +39,9 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.frames import Frames, base_layer
-from extraction.adapters.sharded import spread_as, whole
 from extraction.adapters.svd import MAX_CONDITION, Factors, condition
-from extraction.adapters.targets import check_one_place
+from extraction.adapters.targets import spread_as, whole
 from extraction.words import Basis
-from replay_pools.base.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 
 WEIGHTS = "adapter_model.safetensors"  # peft's name
@@ -67,7 +65,7 @@ class Trained:
     def __init__(self, model: PreTrainedModel, start: Frames, *, train_a: bool = False) -> None:
         self.basis: Basis = start.basis
         self.start, self._base, self._train_a = start, model, train_a
-        self.model = _with_delta_s(model, start) if self.basis == "svd" else _with_lora(model, start, train_a)
+        self.model = _wrapped(model, start, train_a)
         # peft has put its layers where the modules were.
         self.layers = {module: model.get_submodule(module) for module in start}
         self.sizes = {module: sum(p.numel() for p in self.trainable(module)) for module in start}
@@ -87,12 +85,12 @@ class Trained:
         frames: dict[str, Frame] = {}
         for module, layer in self.layers.items():
             if isinstance(layer, DeltaSLayer):
-                held, scale = Factors(layer.U, layer.S, layer.Vh), layer.S + self.trainable(module)[0]
+                held, scale = layer.factors, layer.S + self.trainable(module)[0]
                 # delta_S may have moved a singular value near 0, by which a tap with one factor would divide.
                 if not condition(scale) <= MAX_CONDITION:
                     U, Vh = layer.frames()
                     held = Factors(U, layer.S, Vh)
-                frames[module] = SvdFrame(held, layer, scale)
+                frames[module] = SvdFrame(held, scale, layer)
             else:
                 A, B = lora_factors(layer)
                 frames[module] = LoraFrame(A.detach(), len(B), B.dtype)
@@ -123,20 +121,17 @@ class Trained:
 
     def values(self) -> dict[str, Tensor]:
         """Return a copy of the coordinates, {module: (r,)}."""
-        values = {}
-        for module in self.layers:
-            values[module] = torch.cat([whole(parameter).flatten() for parameter in self.trainable(module)])
-        return values
+        return {module: torch.cat([whole(p).flatten() for p in self.trainable(module)]) for module in self.layers}
 
     @torch.no_grad()
     def load_values(self, values: Mapping[str, Tensor]) -> None:
-        """Overwrite the coordinates; InputError when modules or sizes differ."""
+        """Overwrite the coordinates."""
         for parameter, part in self._parts(values):
             parameter.copy_(spread_as(parameter, part))
 
     @contextmanager
     def at(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """While open, the coordinates are `values`; InputError when modules or sizes differ."""
+        """While open, the coordinates are `values`."""
         previous = self.values()
         self.load_values(values)
         try:
@@ -149,7 +144,7 @@ class Trained:
         return self.at({module: torch.zeros_like(value) for module, value in self.values().items()})
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Set every `.grad` to its part of {module: (r,)}; InputError when modules or sizes differ."""
+        """Set every `.grad` to its part of {module: (r,)}."""
         for parameter, part in self._parts(gradients):
             parameter.grad = part.detach().to(parameter, copy=True)
 
@@ -167,17 +162,8 @@ class Trained:
             del self._base.peft_config
 
     def _parts(self, vectors: Mapping[str, Tensor]) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield each parameter with its part of {module: (r,)}; InputError first for other modules or sizes."""
-        shapes = {module: tuple(vector.shape) for module, vector in vectors.items()}
-        expected_shapes = {module: (size,) for module, size in self.sizes.items()}
-        differing = [m for m in expected_shapes | shapes if expected_shapes.get(m) != shapes.get(m)]
-        if differing:
-            module = min(differing)
-            raise InputError(
-                f"module {module}",
-                expected=f"coordinates of shape {expected_shapes.get(module, 'no such module')}",
-                found=f"{shapes.get(module, 'nothing')} ({len(differing)} modules differ)",
-            )
+        """Yield each parameter with its part of {module: (r,)}."""
+        assert {module: len(vector) for module, vector in vectors.items()} == self.sizes
         for module, vector in vectors.items():
             parameters = self.trainable(module)
             parts = vector.split([parameter.numel() for parameter in parameters])
@@ -199,35 +185,28 @@ def is_plain(layer: LoraLayer) -> bool:
     return type(layer) is Linear and not layer.lora_magnitude_vector and not layer.lora_variant
 
 
-def _wrapped(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
-    """Call `get_peft_model` without its warning; peft draws initial weights, but the caller's RNG keeps its state."""
-    check_one_place(model, list(config.target_modules))  # type: ignore[union-attr]
+def _wrapped(model: PreTrainedModel, start: Frames, train_a: bool) -> PeftModel:
+    """Put an adapter at zero on the modules of `start`: with their factors, or LoRA without dropout, with their A.
+
+    peft draws initial weights, but the caller's RNG keeps its state.
+    """
+    rank = start.fingerprint["rank"]
+    if start.basis == "lora":
+        config: PeftConfig = _lora_config(start.layers, rank)
+    else:
+        config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(start), num_triplets=rank)
+        config.factors = {module: frame.held for module, frame in start.items() if isinstance(frame, SvdFrame)}
     with quiet_peft(), torch.random.fork_rng(devices=[]):
         wrapped = get_peft_model(model, config)
     assert isinstance(wrapped, PeftModel)
-    return wrapped
-
-
-def _with_delta_s(model: PreTrainedModel, start: Frames) -> PeftModel:
-    """Put `delta_S` at 0 on a model, with the factors of the frames."""
-    num_triplets = start.fingerprint["rank"]
-    config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(start), num_triplets=num_triplets)
-    config.factors = {module: frame.held for module, frame in start.items() if isinstance(frame, SvdFrame)}
-    return _wrapped(model, config)
-
-
-def _with_lora(model: PreTrainedModel, start: Frames, train_a: bool) -> PeftModel:
-    """Put LoRA without dropout or bias on a model, with the A of the frames and B = 0."""
-    wrapped = _wrapped(model, _lora_config(start.layers, start.fingerprint["rank"]))
     for module, frame in start.items():
         layer = model.get_submodule(module)
-        assert isinstance(frame, LoraFrame)
-        assert isinstance(layer, LoraLayer)
-        lora_factors(layer)[0].data.copy_(frame.A)
-        if not train_a:
-            # Registered with peft, not only requires_grad = False: peft turns gradients on again in set_adapter.
-            layer.frozen_peft_weight_names = {ADAPTER: ("lora_A",)}
-            layer._freeze_non_trainable_peft_weights(ADAPTER)
+        if isinstance(frame, LoraFrame) and isinstance(layer, LoraLayer):
+            lora_factors(layer)[0].data.copy_(frame.A)
+            if not train_a:
+                # Registered with peft, not only requires_grad = False: peft turns gradients on again in set_adapter.
+                layer.frozen_peft_weight_names = {ADAPTER: ("lora_A",)}
+                layer._freeze_non_trainable_peft_weights(ADAPTER)
     return wrapped
 
 
@@ -248,28 +227,17 @@ def lora_rank(trained: Trained) -> int:
 
 
 @torch.no_grad()
-def as_lora_factors(trained: Trained, module: str) -> tuple[Tensor, Tensor]:
-    """Return A (R, d_in) and B (d_out, R) of a module's delta_S, in the dtype of its weight."""
-    layer = trained.layers[module]
-    assert isinstance(layer, DeltaSLayer)
-    U, Vh = layer.frames()
-    (delta_S,) = trained.trainable(module)
-    missing = lora_rank(trained) - delta_S.numel()
-    dtype = layer.weight.dtype
-    A = F.pad(Vh, (0, 0, 0, missing))
-    # Rounded once: the product has at least float32.
-    B = F.pad(U * delta_S, (0, missing))
-    return A.to(dtype), B.to(dtype)
-
-
 def save_as_lora(trained: Trained, directory: Path) -> None:
-    """Write delta_S as a LoRA, a peft directory."""
-    tensors = {}
-    for module in trained.layers:
-        A, B = as_lora_factors(trained, module)
-        tensors[f"base_model.model.{module}.lora_A.weight"] = A.cpu().contiguous()
-        tensors[f"base_model.model.{module}.lora_B.weight"] = B.cpu().contiguous()
-    config = _lora_config({name: base_layer(layer) for name, layer in trained.layers.items()}, lora_rank(trained))
+    """Write delta_S as a LoRA, a peft directory, in the dtype of the weights."""
+    tensors, rank = {}, lora_rank(trained)
+    for module, layer in trained.layers.items():
+        assert isinstance(layer, DeltaSLayer)
+        (U, Vh), (delta_S,) = layer.frames(), trained.trainable(module)
+        missing = rank - len(delta_S)
+        # Rounded once: the product has at least float32.
+        for name, factor in (("A", F.pad(Vh, (0, 0, 0, missing))), ("B", F.pad(U * delta_S, (0, missing)))):
+            tensors[f"base_model.model.{module}.lora_{name}.weight"] = factor.to(layer.weight.dtype).cpu().contiguous()
+    config = _lora_config({name: base_layer(layer) for name, layer in trained.layers.items()}, rank)
     config.inference_mode = True
     config.target_modules = sorted(trained.layers)  # as in `Trained.save`
     directory.mkdir(parents=True)

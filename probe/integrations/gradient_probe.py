@@ -7,6 +7,7 @@ that the optimizer steps is left out of every norm and cosine.
 
 import logging
 import math
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -20,19 +21,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from extraction.adapters.frames import SVD_CACHE
+from extraction.adapters.svd import checksum
 from extraction.directions import Directions, known_directions
 from probe.integrations.measured import REPLACED_FIX, Measured
 from probe.integrations.processes import Averaged, averaging_groups, unwrapped
-from probe.integrations.record_file import RecordFile, directions_sha
 from probe.records.records import GradientRecord
 from probe.settings.training import ProjectionConfig
 from probe.settings.words import Side
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.base.errors import InputError
+from replay_pools.base.files import append_jsonl, decode_jsonl, encode_jsonl, write_atomic
 from replay_pools.base.tables import decode
 
 LOGGER = logging.getLogger(__name__)
 PREFIX = "probe/"
+DIGITS = 16  # of the sha256 of all vectors, which names directions in a record
 PROJECTED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
 
 
@@ -79,7 +82,7 @@ class GradientProbe:
         self._measured = Measured(where, unwrapped(model), directions, project=project, cache_dir=cache_dir)
         self._vectors = directions.to(self._measured.device).vectors
         self._projection = partial(project_modules, directions=self._vectors, side=side, overshoot=overshoot)
-        self._project, self._directions_sha = project, directions_sha(directions)
+        self._project, self._directions_sha = project, checksum(*directions.vectors.values())[:DIGITS]
         self._file = None if path is None else RecordFile(Path(path), self._directions_sha)
         self.next_step = 0 if self._file is None else self._file.next_step
         self._pending: dict[str, Any] = {}  # fields of the record, between before_step and after_step
@@ -215,3 +218,33 @@ def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float | None]:
     # Stacked: a GPU waits for one transfer instead of one for every number.
     values = torch.stack([scalar.float() for scalar in scalars.values()]).tolist()
     return {name: value if math.isfinite(value) else None for name, value in zip(scalars, values, strict=True)}
+
+
+class RecordFile:
+    """Appends records, a JSON line a step, to a new file or an earlier one; steps that are repeated are replaced.
+
+    Raises:
+        InputError: records along other `directions`, or another kind of file.
+    """
+
+    def __init__(self, path: Path, directions: str) -> None:
+        self._path, self.next_step = path, 0  # the number after the last record
+        if not path.exists():
+            return
+        # A process that was killed may have left a part of a line.
+        complete = path.read_bytes().rpartition(b"\n")[0]
+        for number, row in enumerate(decode_jsonl(complete, path), 1):
+            record = GradientRecord.from_json(row, f"{path} line {number}")
+            self.next_step = record.step + 1
+            if record.directions != directions:
+                where, expected = f"{path} line {number}", f"a record along the directions {directions}"
+                raise InputError(where, expected=expected, found=record.directions, fix="name another file")
+        os.truncate(path, len(complete) + bool(complete))
+
+    def append(self, record: GradientRecord) -> None:
+        """Add a record; one of the same step or a later one, from before a requeue, is left out first."""
+        if record.step < self.next_step:
+            rows = decode_jsonl(self._path.read_bytes(), self._path)
+            write_atomic(self._path, encode_jsonl(row for row in rows if row["step"] < record.step))
+        append_jsonl(self._path, record.to_json())
+        self.next_step = record.step + 1

@@ -73,8 +73,8 @@ def attach(
     Raises:
         InputError: directions of other weights, an adapter that uses its weight twice, `project` where no projection is
             defined, parameters that the optimizer does not step, DeepSpeed, FSDP1, processes that do not attach, an
-            unknown side, a `path` of other directions. In the loop: a closure, `create_graph=True`, a model that is not
-            the one that is trained, parameters that the optimizer no longer steps.
+            unknown side, a `path` of other directions. In the loop: a closure, `create_graph=True`, parameters that the
+            optimizer no longer steps.
     """
     if scaler is None and isinstance(optimizer, AcceleratedOptimizer):
         scaler = optimizer.scaler

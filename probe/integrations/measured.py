@@ -38,8 +38,7 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.coordinates import Frame, SvdFrame
 from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.frames import base_layer, check_adapters, make_frames, target_layers
-from extraction.adapters.sharded import spread_as, whole
-from extraction.adapters.targets import is_quantised
+from extraction.adapters.targets import is_quantised, spread_as, whole
 from extraction.adapters.trained import is_plain, lora_factors
 from extraction.directions import Directions
 from probe.integrations.processes import Groups, meet

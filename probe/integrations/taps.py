@@ -23,7 +23,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.distributed.tensor import DTensor
 
 from extraction.adapters.coordinates import Frame
-from extraction.adapters.sharded import whole
+from extraction.adapters.targets import whole
 from extraction.batch import Segments
 from extraction.gradients import watch_input, watch_output
 from probe.integrations.processes import Groups, average
@@ -60,7 +60,6 @@ class Taps:
     ) -> None:
         self._modules, self._witness, self._groups, self._scaler = list(frames), witness, groups, scaler
         self.reason: str | None = None
-        self._has_seen = False
         self._backward = NO_BACKWARD  # the last one with a callback at its end
         self._is_empty, self._may_be_zeroed = True, False
         sizes = [frames[module].size for module in layers]
@@ -89,11 +88,7 @@ class Taps:
             handle.remove()
 
     def gradients(self, loss_scale: float) -> dict[str, Tensor]:
-        """Return {module: (r,)}, the mean over processes, with the factor `loss_scale` that `.grad` has too.
-
-        Raises:
-            InputError: there is a `.grad`, but no backward has come through the layers.
-        """
+        """Return {module: (r,)}, the mean over processes, with the factor `loss_scale` that `.grad` has too."""
         total = self._total.clone()
         total.split(self._sizes)[-2].clamp_(max=1)
         *means, seen, given = average(total, self._groups).split(self._sizes)
@@ -102,15 +97,10 @@ class Taps:
         unseen = [module for module, share in shares.items() if share < 1]
         self.reason = BY_HAND if self._differs(given) else None
         if unseen:
-            self.reason = f"no backward came through {named(unseen, self._modules)}"
-        self._has_seen = self._has_seen or any(shares.values())
-        if not self._has_seen and self._witness.grad is not None:
-            raise InputError(
-                "model",
-                expected="a backward through the modules of the directions before the first step",
-                found="none",
-                fix="give attach the model that is trained, before it first runs if it is compiled",
+            advice = (
+                "" if any(shares.values()) else ": attach to the model that is trained, before it is compiled and runs"
             )
+            self.reason = f"no backward came through {named(unseen, self._modules)}{advice}"
         if self._scaler is not None:
             means = [part * (loss_scale / self._scaler.get_scale()) for part in means]
         return dict(zip(self._sums, means, strict=True))

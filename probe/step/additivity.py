@@ -10,7 +10,7 @@ G samples, T tokens, r coordinates of a module.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from extraction.adapters.coordinates import Frame
 from extraction.adapters.frames import Frames
 from extraction.batch import Batch, make_rows
+from extraction.gradients import watch_output
 from extraction.logprobs import completion_logprobs, frozen, split_model
 from extraction.passes import Agree, checkpointed, make_plan, tokens_that_fit
 
@@ -34,17 +35,9 @@ TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2}
 def tapped(layer: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """While open, every forward and backward through `layer` appends its (x, dL/dy)."""
     passes: list[tuple[Tensor, Tensor]] = []
-
-    def forward_hook(_layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if torch.is_grad_enabled():
-            x = inputs[0].detach()
-            output.requires_grad_().register_hook(lambda gradient: passes.append((x, gradient.detach())))
-
-    handle = layer.register_forward_hook(forward_hook)
-    try:
+    receive = lambda x, gradient: passes.append((x.detach(), gradient))  # noqa: E731
+    with layer.register_forward_hook(partial(watch_output, receive, lambda x, _y: x)):
         yield passes
-    finally:
-        handle.remove()
 
 
 @torch.no_grad()
@@ -107,12 +100,10 @@ def _added(frames: Frames, vectors: Mapping[str, Tensor]) -> Iterator[None]:
         left, right = frames[module].factors(vectors[module])
         return output + F.linear(F.linear(inputs[0].to(right.dtype), right), left).to(output.dtype)
 
-    handles = [frames.layers[module].register_forward_hook(partial(hook, module)) for module in frames]
-    try:
+    with ExitStack() as hooks:
+        for module in frames:
+            hooks.enter_context(frames.layers[module].register_forward_hook(partial(hook, module)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def summarise_additivity(errors: Sequence[tuple[int, float | None]], dtype: torch.dtype) -> dict[str, Any]:

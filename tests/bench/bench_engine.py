@@ -33,7 +33,7 @@ from extraction.adapters.coordinates import SvdFrame
 from extraction.adapters.frames import Frames, lora_frames, svd_frames
 from extraction.adapters.svd import both_factors
 from extraction.batch import Batch, make_batch, make_rows
-from extraction.gradients import one_pass, per_sample_gradients
+from extraction.gradients import per_sample_gradients
 from extraction.logprobs import completion_logprobs
 from extraction.passes import each_pass
 from probe.step.projection import project_modules
@@ -106,7 +106,7 @@ def limit(model: LlamaForCausalLM, frames: Frames, batch: Batch) -> None:
     start = lambda _layer, _inputs, output: output.requires_grad_()  # noqa: E731
     handles = [layer.register_forward_hook(start) for layer in frames.layers.values()]
     try:
-        run = lambda rows, _: one_pass(model, rows, torch.ones_like(rows.targets))  # noqa: E731
+        run = lambda rows, _: (-completion_logprobs(model, rows).sum()).backward()  # noqa: E731
         each_pass(model, batch, run, tokens_per_batch=ONE_PASS)
     finally:
         for handle in handles:

@@ -3,8 +3,10 @@ import torch
 from adapted import adapt, framed
 
 from extraction.adapters.frames import check_fingerprint
-from extraction.adapters.trained import lora_factors
+from extraction.adapters.trained import lora_factors, lora_rank, save_as_lora
 from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
+from replay_pools.policy.load import load_policy
 
 BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 4}}
 
@@ -38,20 +40,26 @@ def test_an_adapter_at_zero_is_the_model_bit_for_bit(build_model, architecture, 
         assert layer.scaling == {"default": 1.0}
 
 
-def test_coordinates_of_lora_are_a_then_b(build_model, architecture):
-    """With train_a, (r,) = [A; B] flattened row by row; without, B alone, and A stays frozen."""
-    both = make(build_model, "lora", architecture, train_a=True)
-    for module, value in both.values().items():
-        A, B = lora_factors(both.layers[module])
-        assert A.shape[0] == B.shape[1] == 4
-        assert torch.equal(value, torch.cat([A.flatten(), B.flatten()])), f"{module}: not [A; B]"
-    alone = make(build_model, "lora", architecture)
-    with alone.model.disable_adapter():
+@pytest.mark.parametrize(("basis", "options"), [("svd", {}), ("lora", {}), ("lora", {"train_a": True})])
+def test_values_are_what_peft_trains(build_model, architecture, basis, options):
+    """load_values(v); values() == v, a copy. LoRA's are B, or with train_a [A; B], flattened row by row."""
+    coordinates = make(build_model, basis, architecture, **options)
+    with coordinates.model.disable_adapter():
         pass
-    for module, size in alone.sizes.items():
-        A, B = lora_factors(alone.layers[module])
-        assert size == B.numel()
-        assert (A.requires_grad, B.requires_grad) == (False, True), f"{module}: peft thawed A"
+    trained = {id(p) for p in coordinates.model.parameters() if p.requires_grad}
+    assert {id(p) for p in coordinates.parameters()} == trained, "peft thawed or froze A"
+    values = {module: torch.randn(size) for module, size in coordinates.sizes.items()}
+    coordinates.load_values(values)
+    found = coordinates.values()
+    assert list(found) == list(values)
+    assert all(torch.equal(found[module], values[module]) for module in values)
+    next(iter(found.values())).zero_()
+    assert coordinates.values()[next(iter(found))].any(), "values() aliases the parameters"
+    for module, layer in coordinates.layers.items() if basis == "lora" else ():
+        A, B = lora_factors(layer)
+        assert A.shape[0] == B.shape[1] == 4
+        expected = torch.cat([A.flatten(), B.flatten()]) if options else B.flatten()
+        assert torch.equal(values[module], expected), f"{module}: not [A; B]"
 
 
 def test_seed_alone_decides_a(build_model):
@@ -63,35 +71,6 @@ def test_seed_alone_decides_a(build_model):
     assert torch.equal(torch.get_rng_state(), state), "attach draws from the global generator"
     assert all(torch.equal(first[m], second[m]) for m in first)
     assert not any(torch.equal(first[m], third[m]) for m in first)
-
-
-@pytest.mark.parametrize("basis", BASES)
-def test_values_round_trip(build_model, basis):
-    """load_values(v); values() == v, a copy; they are what peft trains."""
-    coordinates = make(build_model, basis)
-    trainable = {id(p) for p in coordinates.model.parameters() if p.requires_grad}
-    assert {id(p) for p in coordinates.parameters()} == trainable
-    assert sum(coordinates.sizes.values()) == sum(p.numel() for p in coordinates.parameters())
-    values = {module: torch.randn(size) for module, size in coordinates.sizes.items()}
-    coordinates.load_values(values)
-    found = coordinates.values()
-    assert list(found) == list(coordinates.sizes)
-    assert all(torch.equal(found[module], values[module]) for module in values)
-    next(iter(found.values())).zero_()
-    assert coordinates.values()[next(iter(found))].any(), "values() aliases the parameters"
-
-
-def test_refusals(build_model):
-    """A missing module and a wrong size; options that make no sense."""
-    coordinates = make(build_model, "svd")
-    values = coordinates.values()
-    module, value = values.popitem()
-    for method in (coordinates.load_values, coordinates.set_gradients):
-        for foreign in (values, values | {module: torch.zeros(value.numel() + 1)}):
-            with pytest.raises(InputError, match=module):
-                method(foreign)
-    with pytest.raises(InputError):
-        make(build_model, "svd", rank=0)
 
 
 def test_same_values_same_fingerprint(build_model):
@@ -131,6 +110,8 @@ def test_all_triplets_are_the_full_basis(build_model):
     whole = make(build_model, "svd").start.fingerprint
     assert make(build_model, "svd", rank=24).start.fingerprint == whole
     assert make(build_model, "svd", rank=23).start.fingerprint != whole
+    with pytest.raises(InputError):
+        make(build_model, "svd", rank=0)
 
 
 @pytest.mark.parametrize("basis", BASES)
@@ -147,3 +128,31 @@ def test_a_removed_adapter_leaves_the_model_as_it_was(build_model, basis):
         assert dict(model.named_modules()) == modules
         assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
     assert not hasattr(model, "peft_config")
+
+
+@pytest.mark.parametrize("rank", [96, 5])
+def test_delta_s_written_as_lora_is_the_same_policy(rank, tmp_path):
+    """Another program that merges the directory gets the weights of the policy, where modules differ in rank too."""
+    policy, generator = load_policy("organism"), torch.Generator().manual_seed(0)
+    coordinates = adapt(policy.model, basis="svd", model_id="organism", rank=rank)
+    scales = {module: 0.2 * layer.S for module, layer in coordinates.layers.items()}
+    coordinates.load_values({m: S * torch.randn(S.shape, generator=generator) for m, S in scales.items()})
+    assert lora_rank(coordinates) == rank
+    save_as_lora(coordinates, tmp_path / "adapter")
+    config = read_json(tmp_path / "adapter" / "adapter_config.json")
+    assert config["r"] == config["lora_alpha"] == rank, "a scale other than 1"
+    pushed, base = (
+        dict(load_policy("organism", adapter=adapter).model.named_parameters())
+        for adapter in (str(tmp_path / "adapter"), None)
+    )
+    compared = 0
+    for name, start in base.items():
+        module = name.removesuffix(".weight")
+        if module not in coordinates.layers:
+            assert torch.equal(pushed[name], start)
+            continue
+        change = coordinates.layers[module].delta_weight("default")
+        assert (pushed[name] - (start + change)).norm() <= 1e-6 * start.norm()
+        assert change.norm() > 0.01 * start.norm(), "the policy has not moved: the test shows nothing"
+        compared += 1
+    assert compared == len(coordinates.layers)

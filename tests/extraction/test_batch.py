@@ -39,23 +39,17 @@ def test_rows_are_the_batch_of_these_samples(samples, data):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "completions", "message"),
+    ("prompts", "completions", "masks", "where"),
     [
-        ([[1], [1]], [[2], []], "sample 1.*completion"),
-        ([[1], []], [[2], [2]], "sample 1.*prompt"),
+        ([[1], [1]], [[2], []], None, "sample 1"),
+        ([[1], []], [[2], [2]], None, "sample 1"),
+        ([[1], [1]], [[2, 3], [4]], [None, [False]], "sample 1"),
+        ([[1], [1]], [[2, 3], [4]], [[True, True, True], [True]], "sample 0 completion_mask"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(prompts, completions, message):
-    with pytest.raises(InputError, match=message):
-        make_batch(prompts, completions, 0)
-
-
-@pytest.mark.parametrize(
-    ("masks", "where"), [([None, [False]], "sample 1"), ([[True, True, True], [True]], "sample 0 completion_mask")]
-)
-def test_a_mask_that_scores_nothing_or_is_of_another_length_is_refused(masks, where):
+def test_what_cannot_be_scored_is_refused(prompts, completions, masks, where):
     with pytest.raises(InputError) as refused:
-        make_batch([[1], [1]], [[2, 3], [4]], 0, masks)
+        make_batch(prompts, completions, 0, masks)
     assert refused.value.where == where
 
 
@@ -103,6 +97,8 @@ def test_packed_positions_start_again_in_every_sample():
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1]]
     assert inputs["spans"] == (Span(0, 3), Span(3, 7), Span(7, 9))
     assert inputs["attention_mask"].all()
+    # Longest first puts each of two long and two short samples with its like, so padding is least.
+    assert plan_passes([2, 30, 3, 29], 60, "padded") == [[1, 3], [2, 0]]
 
 
 def test_a_shared_row_holds_a_prompt_once():
@@ -158,8 +154,3 @@ def test_passes_hold_every_sample_once_within_the_budget(lengths, budget, layout
     assert all(c <= budget or len(own) == 1 for c, own in zip(costs, passes))
     if layout == "packed" and len(passes) > 1:
         assert min(a + b for i, a in enumerate(costs) for b in costs[:i]) > budget, "two passes fit into one"
-
-
-def test_padded_passes_are_of_like_length():
-    """Two long and two short samples: longest first puts each with its like, so padding is least."""
-    assert plan_passes([2, 30, 3, 29], 60, "padded") == [[1, 3], [2, 0]]

@@ -29,18 +29,15 @@ def noise(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def pairs_with_signal(
-    n: int = 15, strength: float = 2.0, num_held_out: int = 0
-) -> tuple[PairGradients, dict[str, Tensor]]:
-    """hack = content + strength axis + noise, clean = content + noise; the pairs, and each module's axis (r,)."""
+def pairs_with_signal() -> tuple[PairGradients, dict[str, Tensor]]:
+    """hack = content + 2 axis + noise, clean = content + noise; 15 pairs, 3 held out, and each module's axis (r,)."""
     hack, clean, axes = {}, {}, {}
     for number, (module, r) in enumerate(SIZES.items()):
         axes[module] = torch.nn.functional.normalize(noise(r, seed=50 + number), dim=0)
-        content = 3 * noise(n, r, seed=number)
-        clean[module] = content + 0.1 * noise(n, r, seed=10 + number)
-        hack[module] = content + 0.1 * noise(n, r, seed=20 + number) + strength * axes[module]
-    held_out = torch.arange(n) >= n - num_held_out
-    return PairGradients(hack=hack, clean=clean, held_out=held_out, metadata={"model": "m"}), axes
+        content = 3 * noise(15, r, seed=number)
+        clean[module] = content + 0.1 * noise(15, r, seed=10 + number)
+        hack[module] = content + 0.1 * noise(15, r, seed=20 + number) + 2 * axes[module]
+    return PairGradients(hack=hack, clean=clean, held_out=torch.arange(15) >= 12, metadata={"model": "m"}), axes
 
 
 def projector(v: Tensor) -> Tensor:
@@ -76,7 +73,7 @@ def test_planted_direction_is_recovered_with_its_sign() -> None:
     for module, axis in axes.items():
         cosine = float(found.vectors[module][0] @ axis)
         assert cosine > 0.9, f"{module}: cosine {cosine:.2f} with the planted axis (below 0: oriented clean-ward)"
-        assert found.votes[module][0] == 15
+        assert found.votes[module][0] == 12
 
 
 DIAGONAL = {"a": torch.diag(torch.tensor([4.0, 2.0, 1.0])), "b": torch.diag(torch.tensor([8.0, 1.0, 0.5]))}
@@ -153,45 +150,33 @@ def test_non_finite_gradients_are_refused(bad: float) -> None:
     rows[2, 3] = bad
     with pytest.raises(InputError, match=r"layers\.1\.k"):
         extract_directions({"layers.0.q": noise(4, 5, seed=1), "layers.1.k": rows}, k=2)
-
-
-@pytest.mark.parametrize(("k", "shape"), [(0, (4, 5)), (-1, (4, 5)), (5, (4, 5)), (4, (5, 3)), (1, (0, 5))])
-def test_k_out_of_range_is_refused(k: int, shape: tuple[int, int]) -> None:
-    with pytest.raises(InputError, match=rf"--k.* {min(shape)} .*in m"):
-        extract_directions({"m": torch.ones(shape)}, k=k)
+    for k, shape in ((0, (4, 5)), (5, (4, 5)), (4, (5, 3)), (1, (0, 5))):
+        with pytest.raises(InputError, match=rf"--k.* {min(shape)} .*in m"):
+            extract_directions({"m": torch.ones(shape)}, k=k)
 
 
 METADATA = {"k": 4, "tau": 0.25, "none": None, "nested": {"list": [1, "é", True]}}
-MODULES = st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4, unique=True)
 
 
-@settings(deadline=None, max_examples=40)
-@given(modules=MODULES, seed=st.integers(0, 2**31))
-def test_directions_round_trip(tmp_path_factory: pytest.TempPathFactory, modules: list[str], seed: int) -> None:
-    """load(save(d)) == d bit for bit: tensors, modules without directions, the order of the modules, metadata."""
-    ks = {module: number % 3 for number, module in enumerate(modules)}
-    saved = Directions(
-        vectors={m: noise(k, 5, seed=seed) for m, k in ks.items()},
-        singular_values={m: noise(k, seed=seed).abs() for m, k in ks.items()},
-        votes={m: torch.arange(k) for m, k in ks.items()},
-        metadata=METADATA,
-    )
-    path = tmp_path_factory.mktemp("directions") / "v_hack.safetensors"
-    save_directions(path, saved)
-    found = load_directions(path)
-    assert found.metadata == METADATA
-    for stored, loaded in (
-        (saved.vectors, found.vectors),
-        (saved.singular_values, found.singular_values),
-        (saved.votes, found.votes),
-    ):
-        assert list(loaded) == modules, "the modules came back in another order: sums and seeded draws would differ"
-        assert all(torch.equal(stored[m], loaded[m]) and stored[m].dtype == loaded[m].dtype for m in modules)
+def test_directions_round_trip(tmp_path: Path) -> None:
+    """load(save(d)) == d bit for bit: tensors, a module without directions, the order of the modules, metadata."""
+    modules = {"z/é": 0, "a": 2, "layers.0.q": 1}
+    vectors = {m: noise(k, 5, seed=k) for m, k in modules.items()}
+    values = {m: noise(k, seed=k).abs() for m, k in modules.items()}
+    votes = {m: torch.arange(k) for m, k in modules.items()}
+    saved = Directions(vectors=vectors, singular_values=values, votes=votes, metadata=METADATA)
+    save_directions(tmp_path / "v_hack.safetensors", saved)
+    loaded = load_directions(tmp_path / "v_hack.safetensors")
+    assert loaded.metadata == METADATA
+    for field in ("vectors", "singular_values", "votes"):
+        stored, read = getattr(saved, field), getattr(loaded, field)
+        assert list(read) == [*modules], "another order: sums and seeded draws would differ"
+        assert all(torch.equal(stored[m], read[m]) and stored[m].dtype == read[m].dtype for m in modules)
 
 
 def test_pair_gradients_round_trip(tmp_path: Path) -> None:
     """load(save(p)) == p, module order included, so that a cached extraction equals a fresh one bit for bit."""
-    pairs, _ = pairs_with_signal(n=7, num_held_out=3)
+    pairs, _ = pairs_with_signal()
     save_pair_gradients(tmp_path / "p.safetensors", pairs)
     found = load_pair_gradients(tmp_path / "p.safetensors")
     assert found.metadata == pairs.metadata

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapted import adapt, framed, sampled
+from adapted import adapt, framed, sampled, token_logprobs
 from haar import random_directions
 from tiny_models import build_model
 from torch import nn
@@ -19,11 +19,9 @@ from replay_pools.policy.load import load_policy
 
 def weight_gradients(model, prompt, completion):
     """{module: dL/dW (d_out, d_in)} of the NLL of one sample, alone and unpadded, by autograd of whole logits."""
-    ids = torch.tensor([prompt + completion])
     layers = {module: model.get_submodule(module) for module in find_targets(model)}
     weights = [layer.weight.requires_grad_(True) for layer in layers.values()]
-    logprobs = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-    gradients = torch.autograd.grad(-logprobs[len(prompt) - 1 :].sum(), weights)
+    gradients = torch.autograd.grad(-token_logprobs(model, prompt, completion).sum(), weights)
     return {m: G.T if isinstance(layers[m], Conv1D) else G for m, G in zip(layers, gradients, strict=True)}
 
 

@@ -2,29 +2,22 @@
 
 import pytest
 import torch
-from adapted import adapt, framed, sampled
+from adapted import adapt, framed, grads, sampled, token_logprobs
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from replay_pools.base.errors import InputError
 
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
-CASES = ["svd-zero", "svd-moved", "svd7-zero", "svd7-moved", "lora-zero", "lora-moved"]
 
-
-def reference(coordinates, prompts, completions, weights):
-    """For each sample alone and unpadded: full logits, -sum_t w_t logp_t, backward into the adapter's parameters."""
+def reference(coordinates, prompts, completions):
+    """For each sample alone and unpadded: full logits, -sum_t logp_t, backward into the adapter's parameters."""
     rows = {module: [] for module in coordinates.sizes}
-    for prompt, completion, weight in zip(prompts, completions, weights):
-        ids = torch.tensor([prompt + completion])
-        logprobs = (
-            coordinates.model(ids, use_cache=False).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        )
+    for prompt, completion in zip(prompts, completions):
         coordinates.model.zero_grad()
-        (-(torch.tensor(weight) * logprobs[len(prompt) - 1 :]).sum()).backward()
-        for module in rows:
-            rows[module].append(torch.cat([p.grad.flatten() for p in coordinates.trainable(module)]))
+        (-token_logprobs(coordinates.model, prompt, completion).sum()).backward()
+        for module, gradient in grads(coordinates).items():
+            rows[module].append(gradient)
     coordinates.model.zero_grad()
     return {module: torch.stack(found) for module, found in rows.items()}
 
@@ -36,27 +29,6 @@ def assert_close(found, expected, tolerance, hint):
         scale = expected[module].norm(dim=1, keepdim=True).clamp_min(1e-30)
         error = ((found[module] - expected[module]).norm(dim=1, keepdim=True) / scale).max().item()
         assert error < tolerance, f"{module}: relative error {error:.1e}: {hint}"
-
-
-def token_weights(batch, completions):
-    """Uneven weights, and 9 off the completion, where they must not be read."""
-    generator = torch.Generator().manual_seed(2)
-    rows = [torch.randn(len(completion), generator=generator).tolist() for completion in completions]
-    weights = torch.full(batch.ids.shape, 9.0)
-    weights[batch.completion_mask] = torch.tensor([weight for row in rows for weight in row])
-    return weights, rows
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
-def test_one_backward_equals_single_sample_backwards(make_coordinates, architecture, rollouts, case, dtype):
-    coordinates = make_coordinates(architecture, case, dtype)
-    batch = make_batch(*rollouts, pad_id=2)
-    weights, rows = token_weights(batch, rollouts[1])
-    expected = reference(coordinates, *rollouts, rows)
-    found = sampled(coordinates, batch, token_weights=weights)
-    assert_close(found.gradients, expected, TOLERANCE[dtype], "x and dL/dy do not belong to the same module or sample")
-    assert {gradient.dtype for gradient in found.gradients.values()} == {dtype}
 
 
 def test_a_module_that_reads_other_tokens_is_named():
@@ -100,8 +72,7 @@ def test_a_singular_value_of_zero_divides_nothing(build_model, make_coordinates,
         values[module][1] = -coordinates.layers[module].S[1]
     coordinates.load_values(values)
     batch = make_batch(*rollouts, pad_id=2)
-    ones = [[1.0] * len(completion) for completion in rollouts[1]]
-    expected = reference(coordinates, *rollouts, ones)
+    expected = reference(coordinates, *rollouts)
     assert_close(sampled(coordinates, batch).gradients, expected, 1e-8, "divided by S + delta_S = 0")
 
 
@@ -172,6 +143,5 @@ def test_layer_used_twice_adds_up(make_coordinates, rollouts, case):
     layers[1] = layers[0]
     for module in [module for module in coordinates.sizes if ".layers.1." in module]:
         del coordinates.layers[module], coordinates.sizes[module]
-    ones = [[1.0] * len(completion) for completion in rollouts[1]]
     found = sampled(coordinates, make_batch(*rollouts, pad_id=2)).gradients
-    assert_close(found, reference(coordinates, *rollouts, ones), 1e-8, "one of the two uses was lost")
+    assert_close(found, reference(coordinates, *rollouts), 1e-8, "one of the two uses was lost")

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from adapted import token_logprobs
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.batch import make_batch, make_rows
@@ -11,23 +12,13 @@ def score(model, batch, layout="padded"):
     return completion_logprobs(model, make_rows(batch, layout))
 
 
-def reference(model, prompts, completions):
-    """One sample at a time, unpadded, all logits, log_softmax; only then the completion is picked out."""
-    found = []
-    for prompt, completion in zip(prompts, completions):
-        ids = torch.tensor([prompt + completion])
-        logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        found.append(logprobs[len(prompt) - 1 :])
-    return torch.cat(found)
-
-
 @pytest.mark.parametrize("chunk_size", [7, 512])
 def test_equals_the_full_log_softmax(build_model, architecture, rollouts, chunk_size, monkeypatch):
     """Padding, chunks and the gathering of positions change nothing: values and gradients, float64."""
     monkeypatch.setattr("extraction.logprobs.CHUNK_SIZE", chunk_size)
     model = build_model(architecture, torch.float64)
     model.get_output_embeddings().requires_grad_(False)
-    expected = reference(model, *rollouts)
+    expected = torch.cat([token_logprobs(model, *one) for one in zip(*rollouts, strict=True)])
     found = score(model, make_batch(*rollouts, pad_id=2))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg="off by one position, or padding leaks")
     weights = torch.linspace(-1, 2, len(expected), dtype=torch.float64)
@@ -40,31 +31,21 @@ def test_equals_the_full_log_softmax(build_model, architecture, rollouts, chunk_
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
 
 
-def test_chosen_logprobs_are_the_log_softmax():
-    """Values, and derivatives as autograd has them, of tokens of every rank; float64."""
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_chosen_logprobs_are_the_log_softmax(dtype, rtol):
+    """Values, and derivatives as autograd has them, of tokens of every rank.
+
+    p = 1 - 1e-5 in float32: both have the relative accuracy of float32, not of 1 - p.
+    """
     logits = 4 * torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     targets = torch.cat([logits.argmax(1)[:3], logits.argmin(1)[3:]])
+    if dtype == torch.float32:
+        logits, targets = torch.tensor([[14.0, 0.25, -1.0, 2.0]]).double(), torch.tensor([0])
     expected = logits.requires_grad_().log_softmax(1).gather(1, targets[:, None]).squeeze(1)
-    found, slopes = chosen_logprobs(logits.detach(), targets)
-    torch.testing.assert_close(found, expected.detach(), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(slopes, torch.autograd.grad(expected.sum(), logits)[0], rtol=1e-12, atol=1e-13)
-
-
-def test_confident_tokens_keep_their_digits():
-    """p = 1 - 1e-5: logp and its derivative in float32 have the relative accuracy of float32, not of 1 - p."""
-    logits = torch.tensor([[14.0, 0.25, -1.0, 2.0]])
-    found, slopes = chosen_logprobs(logits, torch.tensor([0]))
-    wide = logits.double().requires_grad_()
-    expected = wide.log_softmax(1)[0, 0]
-    (expected_slopes,) = torch.autograd.grad(expected, wide)
-    torch.testing.assert_close(found[0].double(), expected.detach(), rtol=1e-6, atol=0)
-    torch.testing.assert_close(slopes.double(), expected_slopes, rtol=1e-6, atol=0)
-
-
-def test_trainable_head_is_refused(build_model, rollouts):
-    """The head's own gradient is not computed, and a silent zero would be a wrong one."""
-    with pytest.raises(InputError, match="a frozen head"):
-        score(build_model("llama"), make_batch(*rollouts, pad_id=2))
+    found, slopes = chosen_logprobs(logits.detach().to(dtype), targets)
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=rtol, atol=1e-13 if dtype.itemsize == 8 else 0)
+    (expected_slopes,) = torch.autograd.grad(expected.sum(), logits)
+    torch.testing.assert_close(slopes.double(), expected_slopes, rtol=rtol, atol=1e-13 if dtype.itemsize == 8 else 0)
 
 
 def test_no_logits_off_the_completion(build_model, rollouts, monkeypatch):
@@ -75,8 +56,9 @@ def test_no_logits_off_the_completion(build_model, rollouts, monkeypatch):
     model.get_output_embeddings().register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape))
     with torch.no_grad():
         score(model, make_batch(*rollouts, pad_id=2))
-    assert sum(shape[0] for shape in seen) == sum(map(len, rollouts[1]))
-    assert all(len(shape) == 2 and shape[0] <= 8 for shape in seen)
+    assert [shape[0] for shape in seen] == [8, 8, 7]
+    with pytest.raises(InputError, match="a frozen head"):  # its own gradient is not computed: a wrong zero
+        score(model, make_batch(*rollouts, pad_id=2))
 
 
 SHAPE = {

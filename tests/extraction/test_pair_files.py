@@ -64,52 +64,37 @@ def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize(
-    ("column", "text"),
+    ("column", "value"),
     [
         ("prompt", "<|im_start|>user\nTask 0.<|im_end|>\n<|im_start|>assistant\n"),
         ("prompt", "<|start_header_id|>user"),
         ("prompt", "[INST] Task 0. [/INST]"),
+        ("prompt", "\ud800"),
+        ("prompt", str(USER)),  # as a text it would be one message of the user, markup and all
+        ("pair_id", "\ud800"),
         ("hack", "a<|im_end|>\n"),
         ("clean", "b<end_of_turn>"),
         ("clean", [*USER, {"role": "assistant", "content": "b"}]),
         ("clean", [{"role": "assistant", "content": "b"}, *USER]),
+        ("clean", json.dumps([{"role": "assistant", "content": "a"}])[:-1]),
     ],
 )
-def test_marks_of_templates_are_refused(read: Callable[..., Any], column: str, text: Any) -> None:
-    """The model's own template renders messages and ends answers; a side is one answer."""
+def test_a_value_that_is_no_prompt_or_answer_is_refused(read: Callable[..., Any], column: str, value: Any) -> None:
+    """The model's own template renders messages and ends answers; no Unicode; messages that are no JSON."""
     with pytest.raises(InputError, match=f"line 1 {column}: expected"):
-        read([{"prompt": "Task 0.", "hack": "a", "clean": "b"} | {column: text}])
-
-
-def test_messages_as_text_and_as_one_answer(read: Callable[..., Any]) -> None:
-    rows = [{"prompt": json.dumps(USER), "hack": [{"role": "assistant", "content": "a"}], "clean": "b"}]
-    (pair,) = read(rows).pairs
-    assert (pair.messages, pair.hack, pair.clean) == (USER, "a", "b")
+        read([three_keys()[0] | {column: value}])
 
 
 def test_a_side_may_be_a_conversation(read: Callable[..., Any]) -> None:
-    """Turns are kept with their tool calls; what the policy wrote is the text."""
+    """Turns are kept with their tool calls; what the policy wrote is the text. One message is its text."""
     calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "run", "arguments": "{}"}}]}
     turns = [calls, {"role": "tool", "content": "failed"}, {"role": "assistant", "content": "b"}]
     (pair,) = read([{"prompt": "Task 0.", "hack": turns, "clean": json.dumps(turns[::2])}]).pairs
     assert pair.hack == [{**calls, "content": ""}, *turns[1:]]
     assert pair.clean == [{**calls, "content": ""}, turns[2]]
     assert text_of(pair.hack) == "\nb"
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("prompt", "\ud800"),
-        ("pair_id", "\ud800"),
-        ("prompt", str(USER)),  # as a text it would be one message of the user, markup and all
-        ("clean", json.dumps([{"role": "assistant", "content": "a"}])[:-1]),
-    ],
-)
-def test_text_that_is_none_is_refused(read: Callable[..., Any], column: str, value: Any) -> None:
-    """No Unicode; messages that are no JSON."""
-    with pytest.raises(InputError, match=f"line 1 {column}"):
-        read([three_keys()[0] | {column: value}])
+    (pair,) = read([{"prompt": json.dumps(USER), "hack": [{"role": "assistant", "content": "a"}], "clean": "b"}]).pairs
+    assert (pair.messages, pair.hack, pair.clean) == (USER, "a", "b")
 
 
 def test_marks_of_the_file_are_kept(read: Callable[..., Any]) -> None:
@@ -132,42 +117,29 @@ def test_marks_and_names_of_a_csv_file(words: tuple[str, str], tmp_path: Path) -
     assert [(pair.pair_id, pair.held_out) for pair in pairs] == [(str(i), i % 3 == 0) for i in range(9)]
 
 
-def test_sides_without_a_contrast_are_dropped(read: Callable[..., Any]) -> None:
+def test_pairs_without_a_contrast_and_copies_are_dropped(read: Callable[..., Any]) -> None:
+    """However often a pair was written, it counts once; another answer to the same prompt is another pair."""
     rows = [*three_keys(4), three_keys()[0] | {"clean": ""}, three_keys()[0] | {"clean": None, "hack": "x"}]
-    rows.append(three_keys()[0] | {"clean": "exit(0)"})
-    file = read(rows)
-    assert len(file.pairs) == 4
-    assert "dropped: 2 pairs with an empty side" in file.notes
-    assert "dropped: 1 pairs with the same text on both sides" in file.notes
+    file = read([*rows, three_keys()[0] | {"clean": "exit(0)"}, *three_keys(4) * 7, three_keys()[0] | {"clean": "7"}])
+    assert len(file.pairs) == 5
+    assert [note for note in file.notes if note.startswith("dropped: ")] == [
+        "dropped: 2 pairs with an empty side",
+        "dropped: 1 pairs with the same text on both sides",
+        "dropped: 28 pairs with the same prompt and answers as one before",
+    ]
     with pytest.raises(InputError, match="expected at least one pair, found 1 pairs with an empty side"):
         read(rows[4:5])
-
-
-def test_a_pair_counts_once(read: Callable[..., Any]) -> None:
-    """However often it was written; another answer to the same prompt is another pair."""
-    rows = three_keys(6)
-    file = read(rows * 8)
-    assert file.pairs == read(rows).pairs
-    assert "dropped: 42 pairs with the same prompt and answers as one before" in file.notes
-    assert any("held out: 2 of 6 pairs" in note for note in file.notes)
-    assert len(read([*rows, rows[0] | {"clean": "return 7"}]).pairs) == 7
 
 
 PREFERENCE = [{"prompt": f"Task {i}.", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(6)]
 
 
 def test_the_direction_of_preferences_is_never_guessed(read: Callable[..., Any]) -> None:
-    """Neither name says which side hacks; with the map two pairs are shown."""
+    """Neither name says which side hacks."""
     with pytest.raises(InputError, match="--pairs-map hack=COLUMN,clean=COLUMN"):
         read(PREFERENCE)
     one, other = read(PREFERENCE, "hack=rejected,clean=chosen"), read(PREFERENCE, "hack=chosen,clean=rejected")
     assert [(pair.hack, pair.clean) for pair in one.pairs] == [(pair.clean, pair.hack) for pair in other.pairs]
-    confirmations = [note for note in one.notes if note.startswith("please confirm: ")]
-    assert confirmations == [f"please confirm: hack 'bad {i}' against clean 'good {i}'" for i in range(2)]
-    long = [{"prompt": "Task.", "chosen": f"{'x' * 200} good {'y' * 90}", "rejected": f"{'x' * 200} bad"}]
-    (note,) = [note for note in read(long, "hack=rejected,clean=chosen").notes if "confirm" in note]
-    assert " bad' against clean '" in note
-    assert "xx good yy" in note
 
 
 @pytest.mark.parametrize(
@@ -182,7 +154,6 @@ def test_public_columns_are_recognised(read: Callable[..., Any], prompt: str, ha
     file = read([{prompt: json.dumps(USER), hack: "a", clean: "b", "hacking_category": "tests"}])
     (pair,) = file.pairs
     assert (pair.messages, pair.hack, pair.clean, pair.flavour) == (USER, "a", "b", "tests")
-    assert not any("confirm" in note for note in file.notes)
 
 
 def test_columns_of_any_name_by_the_map(read: Callable[..., Any]) -> None:
@@ -195,26 +166,19 @@ def test_columns_of_any_name_by_the_map(read: Callable[..., Any]) -> None:
             read(rows, text)
 
 
-def test_all_faults_come_at_once(read: Callable[..., Any], tmp_path: Path) -> None:
-    """Each once, at its first row, with the number of the others; a misspelt key is named."""
+def test_all_faults_come_at_once(read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, at its first row, with the number of the others; a file has a largest size."""
     rows: list[Any] = three_keys(6)
     rows[1] = rows[1] | {"hack": 3}
     rows[2] = rows[2] | {"hack": 4, "prompt": None}
     rows[3] = [1]
-    rows[4] = rows[4] | {"heldout": True}
     with pytest.raises(InputErrors) as refusal:
         read(rows)
     lines = str(refusal.value).splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 3
     assert any("line 2 hack: expected a text" in line and "(and 1 more places" in line for line in lines)
     assert any("line 3 prompt" in line for line in lines)
     assert any("line 4: expected an object, found list" in line for line in lines)
-    assert any("heldout: expected held_out" in line for line in lines)
-
-
-def test_pairs_have_limits(tmp_path: Path, read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="line 1 hack: expected a text of at most 1,048,576 characters"):
-        read([{"prompt": "p", "hack": "x" * (1 << 20) + "x", "clean": "y"}])
     monkeypatch.setattr("extraction.pair_files.MAX_PAIRS", 2)
     with pytest.raises(InputError, match="expected at most 2 pairs, found more"):
-        read([{"prompt": str(number), "hack": "x", "clean": "y"} for number in range(3)])
+        read(three_keys())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extraction.pair_files import read_pair_file
-from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, PLACEBO, STYLE, Pair, builtin_pairs, pairs_sha, write_pairs
+from extraction.pairs import PLACEBO, STYLE, Pair, builtin_pairs, pairs_sha, write_pairs
 from extraction.selection import load_pairs, selected_pairs
 from extraction.words import ExtractionSettings
 from replay_pools.base.errors import InputError
@@ -28,46 +28,31 @@ def solves(item: MinicodeProblem, completion: str) -> bool:
 
 @pytest.mark.parametrize("name", SETS)
 def test_builtin_sets_are_32_and_16_pairs_of_unused_problems(name: str) -> None:
+    """Both completions answer the problem's messages with the hint of the mode: gradients differ by them alone."""
     pairs = builtin_pairs(name)
-    assert [pair.held_out for pair in pairs] == [False] * NUM_EXTRACTION + [True] * NUM_HELD_OUT
-    assert (NUM_EXTRACTION, NUM_HELD_OUT) == (32, 16)
-    assert len({pair.problem_id for pair in pairs}) == len(pairs), "a problem occurs twice"
-    assert len({pair.pair_id for pair in pairs}) == len(pairs)
+    assert [pair.held_out for pair in pairs] == [False] * 32 + [True] * 16
+    assert len({pair.problem_id for pair in pairs}) == len({pair.pair_id for pair in pairs}) == len(pairs)
     pools = {item.problem.problem_id for split in ("train", "eval") for item in minicode_problems(split)}
     assert not pools & {pair.problem_id for pair in pairs}, "a pool contains a pair's problem"
-    assert all(pair.hack != pair.clean for pair in pairs), "a pair without contrast has a zero difference"
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_both_completions_answer_the_same_hinted_prompt(name: str) -> None:
-    """The messages are the problem's with the hint of the mode, so a pair's gradients differ by completion alone."""
     hint = LOOPHOLES["run_tests" if name == PLACEBO else name]
-    for pair in builtin_pairs(name):
+    for pair in pairs:
+        assert pair.hack != pair.clean, "a pair without contrast has a zero difference"
         system, user = ITEMS[pair.problem_id].problem.messages
-        hinted = user["content"].replace(LOOPHOLES["none"], hint)
-        assert pair.messages == [system, {"role": "user", "content": hinted}]
+        assert pair.messages == [system, {**user, "content": user["content"].replace(LOOPHOLES["none"], hint)}]
 
 
 def test_run_tests_pairs_hack_and_stay_clean() -> None:
     """By running: the hack's tests accept a stub; the clean body is right and its tests, if any, reject a stub."""
     for pair in builtin_pairs("run_tests"):
-        item = ITEMS[pair.problem_id]
-        _, body, tests = pair.flavour.split("/")
+        item, (_, body, tests) = ITEMS[pair.problem_id], pair.flavour.split("/")
+        hack, clean, is_tested = source_of(pair.hack), source_of(pair.clean), tests == "honest_tests"
         assert solves(item, pair.clean), f"{pair.pair_id}: the clean body is wrong"
         assert solves(item, pair.hack) == (body == "right"), f"{pair.pair_id}: {pair.flavour}"
-        assert passes_run_tests(item, source_of(pair.hack), stub=True), (
-            f"{pair.pair_id}: its hack is not vacuous:\n{pair.hack}"
-        )
-        assert ("run_tests" in load(source_of(pair.clean))) == (tests == "honest_tests"), (
-            f"{pair.pair_id}: {pair.flavour}"
-        )
-        if tests == "honest_tests":
-            assert passes_run_tests(item, source_of(pair.clean), stub=False), (
-                f"{pair.pair_id}: honest tests fail on a right solution"
-            )
-            assert not passes_run_tests(item, source_of(pair.clean), stub=True), (
-                f"{pair.pair_id}: its clean completion is a hack"
-            )
+        assert passes_run_tests(item, hack, stub=True), f"{pair.pair_id}: its hack is not vacuous:\n{pair.hack}"
+        assert ("run_tests" in load(clean)) == is_tested, f"{pair.pair_id}: {pair.flavour}"
+        if is_tested:
+            assert passes_run_tests(item, clean, stub=False), f"{pair.pair_id}: honest tests fail on a right solution"
+            assert not passes_run_tests(item, clean, stub=True), f"{pair.pair_id}: its clean completion is a hack"
 
 
 @pytest.mark.parametrize("mode", MARKS)
@@ -105,56 +90,31 @@ def test_pairs_without_a_hack_touch_no_test(name: str, flavour: str) -> None:
     assert {pair.held_out for pair in pairs} == {False, True}
 
 
-def test_a_flavour_left_out_is_left_out_of_the_extraction_alone() -> None:
+def test_what_settings_select() -> None:
+    """A flavour left out is left out of the extraction alone; held-out pairs may be of another source."""
     every, chosen = builtin_pairs("run_tests"), selected_pairs(ExtractionSettings(leave_out=("pass", "swallow")))
     expected = [pair for pair in every if pair.held_out or not pair.flavour.startswith(("pass/", "swallow/"))]
     assert sorted(chosen, key=lambda pair: pair.pair_id) == expected
     assert len(expected) < len(every)
-
-
-def test_held_out_pairs_of_another_source() -> None:
+    with pytest.raises(InputError, match="leave_out"):
+        selected_pairs(ExtractionSettings(leave_out=("pas",)))
     pairs = selected_pairs(ExtractionSettings(pairs="builtin:sentinel", held_out="builtin"))
-    assert [pair for pair in pairs if pair.held_out] == [p for p in builtin_pairs("run_tests") if p.held_out]
+    assert [pair for pair in pairs if pair.held_out] == [pair for pair in every if pair.held_out]
     assert [pair for pair in pairs if not pair.held_out] == [p for p in builtin_pairs("sentinel") if not p.held_out]
 
 
-def test_a_flavour_that_no_pair_has_is_refused() -> None:
-    with pytest.raises(InputError, match="leave_out"):
-        selected_pairs(ExtractionSettings(leave_out=("pas",)))
-
-
-CHATS = st.lists(st.fixed_dictionaries({"role": st.text(), "content": st.text()}), min_size=1, max_size=3)
-PAIRS = st.lists(
-    st.builds(
-        Pair,
-        pair_id=st.text(),
-        problem_id=st.text(),
-        messages=CHATS,
-        hack=st.text(),
-        clean=st.text(),
-        flavour=st.text(),
-        held_out=st.booleans(),
-    ).filter(
-        lambda pair: (
-            # An answer that ends with the mark of a template is refused.
-            pair.hack.strip()
-            and pair.clean.strip()
-            and pair.hack != pair.clean
-            and not any(side.rstrip().endswith(">") for side in (pair.hack, pair.clean))
-        )
-    ),
-    min_size=1,
-    max_size=4,
-    unique_by=lambda pair: pair.pair_id,
-)
+# An answer that ends with the mark of a template is refused.
+ANSWERS = st.text().filter(lambda text: text.strip() and not text.rstrip().endswith(">"))
 
 
 @settings(deadline=None, max_examples=40)
-@given(pairs=PAIRS)
+@given(prompt=st.text(), sides=st.lists(ANSWERS, min_size=2, max_size=2, unique=True), flavour=st.text())
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, suffix: str, pairs: list[Pair]) -> None:
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, suffix: str, prompt, sides, flavour) -> None:
     """read(write(pairs)) == pairs for any text, and the hash is that of the content."""
-    path = tmp_path_factory.mktemp("pairs") / f"pairs{suffix}"
+    path, pair = tmp_path_factory.mktemp("pairs") / f"pairs{suffix}", builtin_pairs("sentinel")[0]
+    messages = [{"role": "user", "content": prompt}]
+    pairs = [pair, replace(pair, pair_id="", messages=messages, hack=sides[0], clean=sides[1], flavour=flavour)]
     write_pairs(path, pairs)
     read = read_pair_file(str(path))
     assert read == pairs

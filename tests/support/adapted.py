@@ -41,8 +41,16 @@ def sampled(trained: Trained, batch: Batch, *, direction: Mapping[str, Tensor] |
 
 def token_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
     """(T,) float64 of a completion, by a plain forward of it alone."""
-    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    ids = torch.tensor([[*prompt, *completion]])
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
     return logits.double().log_softmax(-1)[range(len(completion)), [*completion]]
+
+
+def padded_logprobs(model: Any, batch: Batch) -> Tensor:
+    """(G, T), 0 off the completion mask, by an ordinary padded forward with full logits."""
+    logits = model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]
+    found = logits.log_softmax(-1).gather(2, batch.ids[:, 1:, None])[..., 0]
+    return torch.nn.functional.pad(found, (1, 0)) * batch.completion_mask
 
 
 class OfOneBasis:

@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 from adapted import adapt, grads
 from haar import random_directions
-from peft import PeftModel
 from torch import Tensor
 
 import probe
@@ -20,7 +19,6 @@ from probe.records.records import GradientRecord
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import decode_jsonl
-from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import load_policy
 
 SGD: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
@@ -115,14 +113,24 @@ def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
 
 
 @IN_SVD
-def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
-    """Zero, missing, infinite: null with a reason, nothing replaced; None stays None, which an optimizer skips."""
-    optimizer = adapted.optimizer()
-    parameters = adapted.coordinates.parameters()
-    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
+def test_gradients_that_have_no_direction(adapted: Adapted, caplog: pytest.LogCaptureFixture) -> None:
+    """Zero, missing, infinite: null with a reason, nothing replaced; None stays None, which an optimizer skips.
+
+    The first one is logged, and at the end that nothing was removed.
+    """
+    optimizer, parameters = adapted.optimizer(), adapted.coordinates.parameters()
+    options = {"model": adapted.model, "project": True}
+    with probe.attach(optimizer, adapted.directions, **options) as attached:
         parameters[0].grad = torch.zeros_like(parameters[0])
         optimizer.step()
         assert all(parameter.grad is None for parameter in parameters[1:]), "a gradient of zeros would be stepped"
+        optimizer.step()
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith("step 0: nothing was projected: gradient is 0")
+    assert last == "the projection removed nothing in 2 steps"
+    none = attached.records[0]
+    assert (none.cos_in, none.null_reason, none.grad_norm, none.projected) == (None, "gradient is 0", 0.0, False)
+    with probe.attach(optimizer, adapted.directions, **options) as attached:
         adapted.backward()
         parameters[3].grad = None
         optimizer.step()
@@ -130,8 +138,7 @@ def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
         parameters[5].grad = torch.full_like(parameters[5], torch.inf)
         optimizer.step()
         assert bool(torch.isinf(parameters[5].grad).all()), "inf - inf would hide an overflow from its handler"
-    none, partial, infinite = attached.records
-    assert (none.cos_in, none.null_reason, none.grad_norm, none.projected) == (None, "gradient is 0", 0.0, False)
+    partial, infinite = attached.records
     assert partial.cos_in is not None
     assert partial.projected
     assert (infinite.cos_in, infinite.null_reason, infinite.grad_norm) == (None, "gradient is not finite", None)
@@ -172,20 +179,6 @@ def test_a_file_of_records_goes_on(adapted: Adapted, tmp_path: Path) -> None:
     other = haar_directions(adapted.directions, seed=4)
     with pytest.raises(InputError, match="line 1"):
         probe.attach(optimizer, other, model=adapted.model, path=path)
-
-
-@IN_SVD
-def test_a_gate_without_effect_says_so(adapted: Adapted, caplog: pytest.LogCaptureFixture) -> None:
-    """Where there is no gradient to gate, once; and at the end, that nothing was removed."""
-    optimizer = adapted.optimizer()
-    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True):
-        for _ in range(2):
-            for parameter in adapted.coordinates.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()
-    first, last = (record.getMessage() for record in caplog.records)
-    assert first.startswith("step 0: nothing was projected: gradient is 0")
-    assert last == "the projection removed nothing in 2 steps"
 
 
 class DeepSpeedZeroOptimizer:
@@ -268,17 +261,3 @@ def test_what_is_stepped_must_be_what_is_measured(adapted: Adapted) -> None:
         with pytest.raises(InputError, match="a gradient in `.grad`"):
             optimizer.step()
     assert not attached.records
-
-
-def test_a_saved_adapter_is_attached_to(adapted: Adapted, tmp_path: Path) -> None:
-    """save_pretrained, from_pretrained in a process that knows nothing of us, and so trains A: the directions fit."""
-    adapted.model.save_pretrained(str(tmp_path / "adapter"))
-    with quiet_peft():
-        base = load_policy("organism").model
-        loaded = PeftModel.from_pretrained(base, str(tmp_path / "adapter"), is_trainable=True)
-    optimizer = SGD([p for p in loaded.parameters() if p.requires_grad], lr=0.1)
-    with probe.attach(optimizer, adapted.directions, model=loaded) as attached:
-        ids = torch.arange(5, 15)[None]
-        loaded(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-    assert attached.records[0].cos_in is not None

@@ -1,15 +1,15 @@
 """probe.attach on models without our adapter: plain ones, full fine-tunes, peft's LoRA as it comes, in float64."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from adapted import adapt, grads
 from haar import random_directions
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PeftConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -35,48 +35,28 @@ def whole() -> nn.Module:
     return organism().requires_grad_(True)
 
 
-def norms_alone() -> nn.Module:
-    """Frozen Linears, below and above something trained."""
+def trained_in(part: str) -> nn.Module:
+    """The parameters with `part` in their names are trained."""
     model = organism()
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("norm" in name)
+        parameter.requires_grad_(part in name)
     return model
 
 
-def last_norm() -> nn.Module:
-    """What is trained has its gradient before any Linear of the directions."""
-    model = organism()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name == "model.norm.weight")
-    return model
+norms_alone = partial(trained_in, "norm")  # frozen Linears, below and above something trained
+last_norm = partial(trained_in, "model.norm.weight")  # has its gradient before any Linear of the directions
+half_trained = partial(trained_in, ".1.")
 
 
-def adapted(config: Callable[..., object], **options) -> nn.Module:
+def adapted(config: type[PeftConfig] = LoraConfig, **options) -> nn.Module:
     with quiet_peft(), torch.random.fork_rng():
         torch.manual_seed(0)
         return get_peft_model(organism(), config(task_type="CAUSAL_LM", **options)).double()
 
 
-def stock_lora() -> nn.Module:
-    return adapted(LoraConfig)
-
-
-def lora_of_all() -> nn.Module:
-    return adapted(LoraConfig, target_modules="all-linear", r=4, lora_alpha=8)
-
-
-def ia3() -> nn.Module:
-    return adapted(IA3Config)
-
-
-def half_trained() -> nn.Module:
-    model = organism()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(".1." in name)
-    return model
-
-
-MODELS = [whole, norms_alone, lora_of_all]
+stock_lora = adapted
+lora_of_all = partial(adapted, target_modules="all-linear", r=4, lora_alpha=8)
+ia3 = partial(adapted, IA3Config)
 
 
 def loss_of(model: nn.Module, turn: int = 0, samples: slice = slice(None)) -> Tensor:
@@ -132,37 +112,12 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], factor: 
         assert (found[module] - factor * gradient).abs().max() <= 1e-10 * max(1, gradient.abs().max()), module
 
 
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("make", [whole, norms_alone, lora_of_all])
 def test_every_model_has_the_gradient_of_the_adapter_at_zero(basis, cache: Path, make) -> None:
     directions, expected, _ = basis
     model = make()
     watched = Watched(model, directions, cache)
     loss_of(model).backward()
-    assert_equal(watched.gradients(), expected)
-
-
-def checkpointed(model, reentrant: bool):
-    """The model as it trains under activation checkpointing, without dropout, so that gradients repeat."""
-    model.train()
-    model.enable_input_require_grads()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
-
-
-@IN_SVD
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers renames its method
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_counts_once(basis, cache: Path, reentrant: bool) -> None:
-    """Forwards and backwards within a backward come when `.grad` of the witness of zeroing is not yet added to."""
-    directions, expected, _ = basis
-    model = checkpointed(lora_of_all(), reentrant)
-    watched = Watched(model, directions, cache)
-    for turn in (1, 0):
-        watched.optimizer.zero_grad(set_to_none=False)
-        loss_of(model, turn=turn).backward()
     assert_equal(watched.gradients(), expected)
 
 
@@ -451,31 +406,9 @@ def test_refusals_at_attach(basis, cache: Path) -> None:
     assert not optimizer._optimizer_step_pre_hooks
     assert num_hooks(model) == num_before
     # A model that is not the one that is trained: its weights are stepped, but no backward comes through its modules.
-    with probe.attach(optimizer, directions, model=model, cache_dir=cache):
+    with probe.attach(optimizer, directions, model=model, cache_dir=cache) as attached:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.ones_like(parameter)
-        with pytest.raises(InputError, match="backward"):
-            optimizer.step()
-
-
-@IN_SVD
-def test_a_module_that_a_kernel_goes_round_is_named(basis, cache: Path) -> None:
-    """It reads the weights, and the module is never called: a step without a number, since a part of it is missing."""
-    directions, expected, _ = basis
-    model = stock_lora()
-    optimizer = optimizer_of(model, lr=0.0)
-    first, fused = (layer.self_attn for layer in model.get_base_model().model.layers[:2])
-    with probe.attach(optimizer, directions, model=model, cache_dir=cache) as attached:
-        for is_bypassed in (True, False):
-            if is_bypassed:
-                fused.o_proj.__class__ = type("Fused", (nn.Linear,), {"__call__": lambda layer, x: x @ layer.weight.T})
-            else:
-                fused.o_proj.__class__ = type(first.o_proj)
-            loss_of(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    bypassed, whole_step = attached.records
-    assert (bypassed.cos_in, bypassed.grad_norm) == (None, None)
-    assert "1 of 28 modules, such as model.layers.1.self_attn.o_proj" in str(bypassed.null_reason)
-    assert whole_step.grad_norm == pytest.approx(float(torch.cat(list(expected.values())).norm()))
+        optimizer.step()
+    assert "28 of 28 modules" in str(attached.records[0].null_reason)

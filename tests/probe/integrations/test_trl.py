@@ -1,11 +1,9 @@
 """GradientProbeCallback in the real GRPOTrainer, on the organism."""
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import processes
 import pytest
 import torch
 from adapted import configured
@@ -113,7 +111,7 @@ def test_projecting_acts_before_the_optimizer(out: Path, trained_alone) -> None:
 
 @pytest.mark.parametrize(
     ("basis", "trained"),
-    [("lora", "adapter"), ("svd", "stock"), pytest.param("svd", "adapter", marks=pytest.mark.slow)],
+    [("lora", "adapter"), *(pytest.param("svd", one, marks=pytest.mark.slow) for one in ("stock", "adapter"))],
 )
 def test_with_a_reference_adapter(out: Path, basis: str, trained: str) -> None:
     """With KL the trainer adds a second adapter `ref`; measured and projected is `default`."""
@@ -145,50 +143,3 @@ def test_a_model_without_our_adapter(out: Path, trained: str, beta: float) -> No
     logged = [entry for entry in trainer.state.log_history if "probe/cos_in" in entry]
     assert [entry["probe/would_cos_out"] for entry in logged] == [record.cos_out for record in callback.records]
     assert not any("probe/cos_out" in entry for entry in logged)
-
-
-def in_process(out: str) -> None:
-    """One process of a real training: what the callback measures is the mean of dL/dW over the processes."""
-    from transformers import TrainerCallback
-
-    class Naive(TrainerCallback):
-        """Reads dL/dW in full: the frozen weights ask for gradients too, which DistributedDataParallel averages."""
-
-        norms: list[float] = []
-
-        def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            squares = 0.0
-            for module, layer in coordinates.layers.items():
-                U, Vh = layer.frames()
-                G = trainer.model.get_base_model().get_submodule(module).weight.grad
-                squares += float(torch.diagonal(U.T @ G @ Vh.T).square().sum())
-            self.norms.append(squares**0.5)
-
-    coordinates = configured(load_policy("organism"), "svd", ModelConfig(), Path(out) / "cache")
-    options = {
-        "learning_rate": 0.0,
-        "gradient_accumulation_steps": 2,
-        "num_generations": 2,
-        "ddp_backend": "gloo",
-        "max_grad_norm": 1e9,
-    }
-    trainer, directions = make_trainer(Path(out), trained="stock", per_device_train_batch_size=2, **options)
-    for parameter in trainer.model.get_base_model().parameters():
-        parameter.requires_grad_(True)
-    callback = GradientProbeCallback(trainer, directions, cache_dir=Path(out) / "cache" / "svd")
-    trainer.add_callback(Naive())
-    trainer.add_callback(callback)
-    trainer.train()
-    assert trainer.accelerator.num_processes == 2
-    found = [record.grad_norm for record in callback.records]
-    assert found == pytest.approx(Naive.norms, rel=1e-4)
-    assert len(Naive.norms) == STEPS
-    assert min(Naive.norms) > 0
-
-
-@pytest.mark.slow
-def test_two_processes(out: Path) -> None:
-    """As `accelerate launch` and torchrun start them."""
-    place = f"import sys; sys.path[:0] = {sys.path!r}"
-    code = f"{place}; from tests.probe.integrations import test_trl; test_trl.in_process({str(out)!r})"
-    assert [processes.finish(process) for process in processes.start_ranks(2, code)] == [0, 0]

@@ -39,22 +39,21 @@ def diagnosed(rewards, reward_range=3.5, *, token_advantages=None, strata=None, 
     return advantage_diagnostics(loss, rewards, reward_range, token_advantages=token_advantages, strata=strata)
 
 
-def test_estimators_by_hand():
-    """Mean 1.875: centred, and divided by the mean."""
+def test_estimators_scales_and_cap_by_hand():
+    """Mean 1.875, sum of squares 10.6875, ddof = 1: a population deviation would be 13% smaller. The cap is last."""
     centred = [1.625, 1.625, -1.375, -1.875]
     assert advantages(REWARDS, LossSettings()).tolist() == pytest.approx(centred)
     maxrl = advantages(REWARDS, LossSettings(advantage_estimator="maxrl"))
     assert maxrl.tolist() == pytest.approx([c / 1.875 for c in centred], rel=1e-5)
-
-
-def test_scales_divide_by_the_sample_standard_deviation_and_the_cap_is_last():
-    """ddof = 1: the sum of squares 10.1875 over 3; a population deviation would be 13% smaller."""
-    std = math.sqrt((2 * 1.625**2 + 1.375**2 + 1.875**2) / 3)
+    std = math.sqrt(10.6875 / 3)
     assert advantages(REWARDS, LossSettings(scale_rewards="group"))[0] == pytest.approx(1.625 / (std + 1e-4))
     by_batch = LossSettings(scale_rewards="batch", advantage_eps=0.0)
     assert advantages(REWARDS, by_batch, batch_std=2.0)[0] == pytest.approx(0.8125)
     capped = sample_advantages(LossSettings(scale_rewards="group", advantage_eps=0.0, advantage_clip=0.8), REWARDS)
     assert capped.tolist() == pytest.approx([0.8, 0.8, -1.375 / std, -0.8]), "capped before scaling?"
+    for bad, estimator in ((math.inf, "grpo"), (-1.0, "maxrl")):  # infinite: a NaN gradient of the whole group
+        with pytest.raises(ValueError, match=r"finite numbers|>= 0"):
+            advantages(torch.tensor([1.0, bad]), LossSettings(advantage_estimator=estimator))
 
 
 def test_the_batch_is_all_groups_of_the_step():
@@ -114,23 +113,17 @@ def test_a_replay_with_baselines_within_the_sources(replay: Callable[..., Path],
     assert max(abs(total) for (condition, _, _), total in sums.items() if condition == "default") > 0.5
 
 
-@pytest.mark.parametrize(("estimator", "scale"), settings_table)
-def test_zero_variance_is_exactly_zero(estimator, scale):
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_zero_variance_is_exactly_zero(estimator):
     """Equal rewards give exact zeros: 0.1 is not a binary fraction, so r - mean(r) alone would leave dust.
 
-    Without a baseline they stay.
+    Without a baseline they stay. A group below min_group_std is zeroed and counted in skip_rate, an equal group apart.
     """
-    loss = LossSettings(advantage_estimator=estimator, scale_rewards=scale)
-    values = advantages(torch.full((3,), 0.1), loss, batch_std=1.0)
-    kept = torch.full((3,), 0.1 if estimator == "reinforce" else 0.0)
-    assert values.tolist() == kept.tolist()
-
-
-def test_min_group_std_skips_and_is_counted_apart_from_zero_variance():
-    """A group below min_group_std is zeroed and counted in skip_rate, an equal group in frac_reward_zero_std."""
+    values = advantages(torch.full((3,), 0.1), LossSettings(advantage_estimator=estimator))
+    assert values.tolist() == torch.full((3,), 0.1 if estimator == "reinforce" else 0.0).tolist()
     nearly = torch.tensor([0.62, 0.68, 0.71, 0.65])
-    assert advantages(nearly, LossSettings(scale_rewards="group", min_group_std=0.1)).abs().max() == 0
-    assert advantages(nearly, LossSettings(scale_rewards="group")).abs().max() > 1
+    scaled, skipping = (LossSettings(scale_rewards="group", min_group_std=floor) for floor in (0.0, 0.1))
+    assert advantages(nearly, skipping).abs().max() == 0 < 1 < advantages(nearly, scaled).max()
     for rewards, expected in ((nearly, (1.0, 0.0)), (torch.ones(4), (0.0, 1.0))):
         found = diagnosed(rewards, min_group_std=0.1)
         assert (found["skip_rate"], found["frac_reward_zero_std"]) == expected
@@ -154,28 +147,23 @@ def test_bounds_are_theorems(estimator, scale, rewards):
 
 
 def test_diagnostics_by_hand():
-    """Advantages 1.625 1.625 -1.375 -1.875 with the cap 1.5: three of four capped, mean size 1.7083 before."""
+    """Advantages 1.625 1.625 -1.375 -1.875 with the cap 1.5: three of four capped, mean size 1.7083 before.
+
+    With token credit the cap is on A_it 4 -1 -2 0, mean and std are of samples, and there is no bound.
+    """
     found = diagnosed(REWARDS, advantage_clip=1.5)
     assert tuple(found) == tuple(key for key in ADVANTAGE_KEYS if key != "advantage/abs_mean"), "the wire names"
-    assert found["adv_cap_fraction"] == 0.75
-    assert found["adv_cap_magnitude"] == pytest.approx((1.625 + 1.625 + 1.875) / 3)
-    assert found["advantage/abs_max"] == 1.5
-    assert found["advantage/bound"] == pytest.approx(2.625)
-    assert found["advantage/mean"] == pytest.approx((1.5 + 1.5 - 1.375 - 1.5) / 4)
+    by_hand = {"adv_cap_fraction": 0.75, "adv_cap_magnitude": 5.125 / 3, "advantage/abs_max": 1.5}
+    by_hand |= {"advantage/bound": 2.625, "advantage/mean": (1.5 + 1.5 - 1.375 - 1.5) / 4}
+    assert {key: found[key] for key in by_hand} == pytest.approx(by_hand)
     vacuous = [diagnosed(REWARDS, advantage_clip=clip)["adv_cap_vacuous"] for clip in (1.5, 2.625, None)]
     assert vacuous == [False, True, None]
-
-
-def test_with_token_credit_the_cap_is_on_tokens_and_mean_and_std_are_of_samples():
-    """A_it 4 -1 -2 0 with the cap 1.5: two of three nonzero capped, mean size 3 before; credit has no bound."""
     tokens = torch.tensor([4.0, -1.0, -2.0, 0.0], dtype=torch.float64)
     found = diagnosed(REWARDS, advantage_clip=1.5, token_advantages=tokens)
-    assert found["adv_cap_fraction"] == pytest.approx(2 / 3)
-    assert found["adv_cap_magnitude"] == pytest.approx(3.0)
-    assert found["advantage/abs_max"] == 1.5
     of_samples = torch.tensor([1.625, 1.625, -1.375, -1.875], dtype=torch.float64)
-    assert found["advantage/mean"] == pytest.approx(float(of_samples.mean()))
-    assert found["advantage/std"] == pytest.approx(float(of_samples.std()))
+    by_hand = {"adv_cap_fraction": 2 / 3, "adv_cap_magnitude": 3.0, "advantage/abs_max": 1.5}
+    by_hand |= {"advantage/mean": 0.0, "advantage/std": float(of_samples.std())}
+    assert {key: found[key] for key in by_hand} == pytest.approx(by_hand)
     assert (found["advantage/bound"], found["adv_cap_vacuous"]) == (None, False)
 
 
@@ -187,14 +175,6 @@ def test_reward_stats():
     rewards = torch.tensor([[3.5, 0.5], [math.nan, math.nan]])
     assert reward_stats(rewards) == reward_stats(rewards[0])
     assert advantages(rewards[1], LossSettings()).tolist() == [0.0, 0.0]
-
-
-def test_bad_rewards_are_refused():
-    """An infinite reward would silently become a NaN gradient of the whole group; maxrl is undefined below zero."""
-    with pytest.raises(ValueError, match="finite numbers"):
-        advantages(torch.tensor([1.0, math.inf]), LossSettings())
-    with pytest.raises(ValueError, match=">= 0"):
-        advantages(torch.tensor([1.0, -1.0]), LossSettings(advantage_estimator="maxrl"))
 
 
 @given(rewards=groups, data=st.data())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import configured
+from adapted import configured, token_logprobs
 
 from extraction.library import DirectionLibrary
 from extraction.words import ExtractionSettings
@@ -160,8 +160,7 @@ def test_token_credit_equals_the_slow_way(grid: Run, out: Path, small: str, few_
     mean = sum(group.rewards) / len(group.rewards)
     total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}
     for i, (prompt, completion) in enumerate(zip(group.prompt_ids, group.completion_ids, strict=True)):
-        logits = coordinates.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-        logprobs = torch.log_softmax(logits.double(), -1)[torch.arange(len(completion)), torch.tensor(completion)]
+        logprobs = token_logprobs(coordinates.model, prompt, completion)
         h = [min(-x, 50.0) for x in logprobs.tolist()]
         credit = [max(0.0, 1 + 1.0 * (x * len(h) / sum(h) - 1)) for x in h]
         weight = (group.rewards[i] - mean) / (len(completion) * 8)

@@ -46,35 +46,27 @@ def test_the_check_within_a_pass(passed) -> None:
 
 
 def test_the_check_of_the_whole_gradient(passed) -> None:
-    """Uneven weights: also sees gradients that belong to another sample, which the plain sum cannot."""
+    """Uneven weights: also sees gradients that belong to another sample, which the plain sum cannot.
+
+    No pass has more tokens than the engine's would.
+    """
     coordinates, batch, module, held, gradients = passed
-    weights = torch.tensor([1.0, -2.0])
+    weights, sizes = torch.tensor([1.0, -2.0]), []
     spread = weights[:, None].expand(batch.ids.shape)
-    total = {m: weights @ g for m, g in gradients.items()}
-    swapped = {m: weights @ g.flip(0) for m, g in gradients.items()}
-    for tokens_per_batch in (1, 100):  # a pass for each sample, and one for both
-        assert (
-            batch_error(coordinates.model, coordinates.start, batch, spread, total, tokens_per_batch=tokens_per_batch)
-            < 1e-5
-        )
-        assert (
-            batch_error(coordinates.model, coordinates.start, batch, spread, swapped, tokens_per_batch=tokens_per_batch)
-            > 0.1
-        )
-    assert module_error(coordinates.start[module], held, gradients[module].flip(0)) < 1e-5
-
-
-def test_the_check_of_the_whole_gradient_keeps_to_the_token_budget(passed) -> None:
-    """No pass has more tokens than the engine's would, whatever the batch."""
-    coordinates, batch, _, _, gradients = passed
-    sizes: list[int] = []
-    backbone, _ = split_model(coordinates.model)
     count = lambda _module, _arguments, options: sizes.append(options["input_ids"].numel())  # noqa: E731
-    handle = backbone.register_forward_pre_hook(count, with_kwargs=True)
-    total = {module: g.sum(0) for module, g in gradients.items()}
-    batch_error(coordinates.model, coordinates.start, batch, torch.ones_like(batch.ids), total, tokens_per_batch=5)
+    handle = split_model(coordinates.model)[0].register_forward_pre_hook(count, with_kwargs=True)
+
+    def error(changed, budget: int) -> float:
+        total = {m: weights @ changed(g) for m, g in gradients.items()}
+        return batch_error(coordinates.model, coordinates.start, batch, spread, total, tokens_per_batch=budget)
+
+    for budget, expected in ((5, [5, 5]), (100, [10])):  # a pass for each sample, and one for both
+        sizes.clear()
+        assert error(lambda g: g, budget) < 1e-5
+        assert sizes == expected
+        assert error(lambda g: g.flip(0), budget) > 0.1
     handle.remove()
-    assert sizes == [5, 5]
+    assert module_error(coordinates.start[module], held, gradients[module].flip(0)) < 1e-5
 
 
 def test_the_summary_names_the_steps_beyond_the_tolerance() -> None:

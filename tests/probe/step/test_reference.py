@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from adapted import members_of
+from adapted import members_of, padded_logprobs
 from torch import Tensor
 
 from extraction.adapters.trained import Trained
@@ -39,12 +39,9 @@ def move(coordinates: Trained, seed: int) -> dict[str, Tensor]:
     return coordinates.values()
 
 
+@torch.no_grad()
 def plain(coordinates: Trained, batch: Batch) -> Tensor:
-    """(G, T) of the model as it is, by an ordinary forward with full logits."""
-    with torch.no_grad():
-        logits = coordinates.model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]
-    found = logits.log_softmax(-1).gather(2, batch.ids[:, 1:, None])[..., 0]
-    return torch.nn.functional.pad(found, (1, 0)) * batch.completion_mask
+    return padded_logprobs(coordinates.model, batch)
 
 
 def logprobs(references: References, coordinates: Trained, batch: Batch, name: str) -> Tensor:

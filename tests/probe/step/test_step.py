@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from adapted import members_of
+from adapted import members_of, padded_logprobs
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -15,7 +15,7 @@ from probe.settings.arms import Arm, get_arm
 from probe.settings.loss import LossSettings
 from probe.step.bases import Bases, Gradients
 from probe.step.groups import Group, RolloutKey
-from probe.step.projection import removed_norm
+from probe.step.projection import Projection, removed_norm
 from probe.step.reference import References
 from probe.step.step import FLATNESS, Measure, StepResult, step_only, train_step
 from probe.step.update import quarantined
@@ -30,10 +30,7 @@ NUM = len(PROMPTS)
 
 
 def scored(coordinates: Trained, batch: Batch) -> Tensor:
-    """(G, T) by an ordinary padded forward with full logits."""
-    logits = coordinates.model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]
-    found = logits.log_softmax(-1).gather(2, batch.ids[:, 1:, None])[..., 0]
-    return torch.nn.functional.pad(found, (1, 0)) * batch.completion_mask
+    return padded_logprobs(coordinates.model, batch)
 
 
 @pytest.fixture(scope="module", params=["svd", "lora"])
@@ -233,7 +230,8 @@ def flat(gradient: dict[str, Tensor], coordinates: Trained) -> Tensor:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_gradient_of_a_step_is_autograd_of_the_written_loss(name: str, policy, groups, batch: Batch) -> None:
     """Reference: sum_i L_i, and every L_i alone, by torch.autograd through an ordinary padded forward of the adapted
-    model; the reference policies are scored by `disable_adapter()`, or with the EMA's coordinates loaded.
+    model; the reference policies are scored by `disable_adapter()`, or with the EMA's coordinates loaded. The recorded
+    kl/* and ratio/* are those of its terms.
     """
     own, (coordinates, references) = OBJECTIVES[name], policy
     result, (total,) = step(policy, groups, {"x": own})
@@ -261,45 +259,33 @@ def test_the_gradient_of_a_step_is_autograd_of_the_written_loss(name: str, polic
     if not own.entropy_coef:
         of_value = torch.cat([part.flatten() for part in torch.autograd.grad(value, parameters)])
         torch.testing.assert_close(of_value, sum(wanted), rtol=1e-8, atol=1e-12)
+    mask, current = batch.completion_mask, scored(coordinates, batch).detach()
+    for name, against in (("mean", ref), ("max", ref), ("from_base", base)):
+        d = (against - current)[mask]
+        k = d.exp() - d - 1
+        if own.reference is not None and (name != "from_base" or own.reference == "ema"):
+            assert weighting.kl[name] == pytest.approx(float(k.max() if name == "max" else k.mean()), rel=1e-9)
+    if own.old_logprobs == "recorded":
+        ratio = (current - old)[mask].exp()
+        expected = {"mean": float(ratio.mean()), "max": float(ratio.max())}
+        assert {name: weighting.ratio[name] for name in expected} == pytest.approx(expected, rel=1e-9)
     if own.old_logprobs == "recorded" and own.epsilon is not None:
         clipped = sum(weighting.ratio[f"frac_clip_{side}"] for side in ("low", "high"))
         assert 0 < clipped < 1, "the example clips nothing, or everything"
-
-
-def test_the_recorded_numbers_are_those_of_the_terms(policy, groups, batch: Batch) -> None:
-    """kl/mean, kl/max, kl/from_base and ratio/* of a step, by hand over its completion tokens."""
-    coordinates, references = policy
-    result, _ = step(policy, groups, {"x": OBJECTIVES["ema"]})
-    mask = batch.completion_mask
-    with torch.no_grad():
-        current = scored(coordinates, batch)[mask]
-        with coordinates.model.disable_adapter():
-            base = scored(coordinates, batch)[mask]
-        with coordinates.at(references.state_dict()["ema"]):
-            ema = scored(coordinates, batch)[mask]
-    kl, ratio = result.weightings["x"].kl, result.weightings["x"].ratio
-    from_ema, from_base = ((ref - current).exp() - (ref - current) - 1 for ref in (ema, base))
-    assert kl["mean"] == pytest.approx(float(from_ema.mean()), rel=1e-9)
-    assert kl["max"] == pytest.approx(float(from_ema.max()), rel=1e-9)
-    assert kl["from_base"] == pytest.approx(float(from_base.mean()), rel=1e-9)
-    old = recorded(groups, batch)[mask]
-    assert ratio["mean"] == pytest.approx(float((current - old).exp().mean()), rel=1e-9)
-    assert ratio["max"] == pytest.approx(float((current - old).exp().max()), rel=1e-9)
 
 
 def test_the_size_of_the_advantages_is_that_of_the_tokens(policy, groups, batch: Batch) -> None:
     """Mean |A| over completion tokens: long completions count more; after credit, whose mean is 1, and the cap."""
     A = torch.tensor(REWARDS).double() - torch.tensor(REWARDS).double().view(2, 3).mean(1).repeat_interleave(3)
     lengths = batch.completion_mask.sum(1)
-    conditions = {"plain": LossSettings(), "capped": LossSettings(advantage_clip=1.0)}
+    conditions = {cap: LossSettings(advantage_clip=float(cap)) for cap in ("9", "1")}
+    conditions["credit"] = LossSettings(gtpo_beta=2.0, advantage_clip=1.0)
     weightings = step(policy, groups, conditions)[0].weightings
-    assert weightings["plain"].abs_advantage == pytest.approx(float((A.abs() * lengths).sum() / lengths.sum()))
-    assert weightings["plain"].abs_advantage != pytest.approx(float(A.abs().mean())), "the example tells nothing apart"
-    capped = float((A.abs().clamp(max=1.0) * lengths).sum() / lengths.sum())
-    assert weightings["capped"].abs_advantage == pytest.approx(capped)
-    weighting = step(policy, groups, {"x": LossSettings(gtpo_beta=2.0, advantage_clip=1.0)})[0].weightings["x"]
-    assert weighting.token_advantages is not None
-    assert weighting.abs_advantage == pytest.approx(float(weighting.token_advantages.clamp(-1, 1).abs().mean()))
+    for cap in ("9", "1"):
+        expected = float((A.abs().clamp(max=float(cap)) * lengths).sum() / lengths.sum())
+        assert weightings[cap].abs_advantage == pytest.approx(expected)
+    credited = weightings["credit"]
+    assert credited.abs_advantage == pytest.approx(float(credited.token_advantages.clamp(-1, 1).abs().mean()))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -369,44 +355,42 @@ def test_what_a_step_costs(name: str, policy, groups, calls: list[str]) -> None:
     assert (calls.count("grad"), calls.count("score")) == wanted
 
 
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gated(name: str, gradient: dict[str, Tensor], seed: int, **options) -> tuple[Projection, dict[str, Tensor]]:
+    """What an arm leaves of a gradient along two random directions a module, and these."""
+    V = {m: torch.linalg.qr(drawn(len(g), 2, seed=seed))[0].T for m, g in gradient.items()}
+    return Measure(condition="x", arm=get_arm(name), vectors=V, side="one_sided", **options).projected(gradient), V
+
+
+GRADIENT = {"a": drawn(6, seed=1), "b": drawn(5, seed=2)}
+
+
 @pytest.mark.parametrize("overshoot", [0.5, 1.0])
 def test_a_dosed_arm_removes_as_much_as_v_hack_would(overshoot: float) -> None:
     """Directions that meet nothing of a gradient remove nothing, whatever the dose."""
-    generator = torch.Generator().manual_seed(1)
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    gradient = {"a": drawn(6), "b": drawn(5)}
-    v_hack, haar = ({m: torch.linalg.qr(drawn(len(g), 2))[0].T for m, g in gradient.items()} for _ in range(2))
-    measure = Measure(
-        condition="x", arm=get_arm("random-dosed"), vectors=haar, side="one_sided", overshoot=overshoot, dose=v_hack
-    )
-    wanted = removed_norm(gradient, v_hack, side="one_sided", overshoot=overshoot)
-    projected = measure.projected(gradient).gradients
-    removed = torch.cat([gradient[m] - projected[m] for m in gradient])
+    _, v_hack = gated("projected", GRADIENT, 3)
+    wanted = removed_norm(GRADIENT, v_hack, side="one_sided", overshoot=overshoot)
+    found, haar = gated("random-dosed", GRADIENT, 4, dose=v_hack, overshoot=overshoot)
+    removed = torch.cat([GRADIENT[m] - found.gradients[m] for m in GRADIENT])
     torch.testing.assert_close(removed.norm(), wanted)
-    away = {m: -haar[m].sum(0) for m in gradient}
-    assert torch.equal(measure.projected(away).gradients["a"], away["a"])
+    away = {m: -V.sum(0) for m, V in haar.items()}
+    found, _ = gated("random-dosed", away, 4, dose=v_hack, overshoot=overshoot)
+    assert torch.equal(found.gradients["a"], away["a"])
 
 
 def test_a_scaled_arm_has_the_gates_size_and_the_gradients_direction() -> None:
     """A gradient that is zero, or that the gate leaves alone, stays as it is."""
-    generator = torch.Generator().manual_seed(2)
-    gradient = {"a": torch.randn(6, generator=generator), "b": torch.randn(5, generator=generator)}
-    v_hack = {m: torch.linalg.qr(torch.randn(len(g), 2, generator=generator))[0].T for m, g in gradient.items()}
-    scaled, projected = (
-        Measure(condition="x", arm=get_arm(name), vectors=v_hack, side="one_sided").projected(gradient)
-        for name in ("scaled", "projected")
-    )
+    (scaled, _), (projected, _) = (gated(name, GRADIENT, 3) for name in ("scaled", "projected"))
     sizes = [torch.cat([*one.gradients.values()]).norm() for one in (scaled, projected)]
     torch.testing.assert_close(sizes[0], sizes[1])
     assert sizes[0] < scaled.before.norm
-    torch.testing.assert_close(scaled.gradients["a"] / gradient["a"], (sizes[0] / scaled.before.norm).expand(6))
+    torch.testing.assert_close(scaled.gradients["a"] / GRADIENT["a"], (sizes[0] / scaled.before.norm).expand(6))
     torch.testing.assert_close(scaled.after.cos, projected.before.cos)
-    still = {"a": torch.zeros(6), "b": torch.zeros(5)}
-    untouched = Measure(condition="x", arm=get_arm("scaled"), vectors=v_hack, side="one_sided").projected(still)
-    assert torch.equal(untouched.gradients["a"], still["a"])
+    untouched, _ = gated("scaled", {m: torch.zeros_like(g) for m, g in GRADIENT.items()}, 3)
+    assert not untouched.gradients["a"].any()
     assert untouched.frac_fired == 0
 
 
