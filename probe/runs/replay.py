@@ -20,7 +20,7 @@ from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.session import running
-from probe.runs.sources.rewards import AppliedRemedy, ChangedSource, remedied
+from probe.runs.sources.rewards import ChangedSource, remedied
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, with_direction_file
 from probe.step.distributed import SOLO, World
@@ -144,9 +144,9 @@ def with_remedy(
     activations = activation_remedy(config, policy)
     if activations is not None:
         setup = replace(setup, in_update=activations.in_update)
-    remedy = AppliedRemedy(config.remedy, chat=policy, monitor=open_monitor(config, policy, setup.bases, out_dir))
-    changed = remedied(source, remedy)
-    if remedy.monitor is not None:
+    monitor = open_monitor(config, policy, setup.bases, out_dir)
+    changed = remedied(source, config.remedy, policy, monitor=monitor)
+    if monitor is not None:
         scored = [changed.groups(step) for step in range(source.num_steps)]
         changed = ChangedSource(source, lambda step, groups: scored[step])
     return changed, setup

@@ -1,8 +1,7 @@
 """`probe train`: load the policy, assemble the run, and put live groups through the steps of `probe replay`.
 
     config -> policy -> Setup (directions, measures, training state)
-           -> problems, engine -> LiveSource, with a teacher or an earlier checkpoint; `remedied`, `surprising`;
-                                  PastSource
+           -> problems, engine -> `open_source`: LiveSource, with a teacher or an earlier checkpoint, and a remedy
            -> run_steps, with an Evaluator before every step
 
 `config.json` is written before any number is computed and holds everything that affects the numbers: `train` with its
@@ -13,7 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -26,12 +25,11 @@ from probe.records.run import ADAPTER_DIR, IN_TRAINING
 from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, configured_adapter
 from probe.runs.evaluations import Evaluator, FrozenBatch
-from probe.runs.heldout import HeldOut
 from probe.runs.known_answers import check_pay
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
 from probe.runs.sources.past import PastWeights
-from probe.runs.sources.sampled import Sampling, open_source
+from probe.runs.sources.sampled import open_source
 from probe.runs.sources.served import PushedEngine, unload_adapter
 from probe.runs.training_inputs import TrainingInputs
 from probe.settings.run import TrainConfig
@@ -87,28 +85,47 @@ def train(
 def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None, done: Sequence[StepRecord]) -> None:
     """Sample, step and evaluate from the first remaining step."""
     config, policy, world, training = inputs.config, inputs.policy, inputs.world, setup.training
-    rollouts, timings, say = config.rollouts, inputs.timings, inputs.say
+    rollouts, timings, arm = config.rollouts, inputs.timings, config.intervention.arms[0]
     assert training is not None
     trained = training.updater.trained
     held_out = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
     frozen = FrozenBatch(policy, trained, held_out, setup.measures(0)[0].vectors) if held_out else None
-    setup, sampling = _with_remedy(config, policy, setup)
+    if (activations := activation_remedy(config, policy)) is not None:
+        setup = replace(setup, in_update=activations.in_update)
+
+    @contextmanager
+    def weights() -> Iterator[None]:
+        """Make the policy's forward lean, with the remedy of sampling, while open."""
+        with ExitStack() as stack:
+            if url is None:  # a server has its own weights; a step may use the local model at the same time
+                stack.enter_context(trained.folded())
+                if activations is not None:
+                    stack.enter_context(activations.in_sampling())
+            yield
+
     with timings.phase("monitor"):
         monitor = open_monitor(config, policy, setup.bases, inputs.out_dir)
     if rollouts.prefetch or rollouts.earlier_checkpoint is not None:
         every = None if rollouts.earlier_checkpoint is None else rollouts.earlier_checkpoint.every
         training.past = PastWeights(trained, prefetch=rollouts.prefetch, iterations=rollouts.iterations, every=every)
+    adapter, name = config.model.adapter, f"{IN_TRAINING}arm {arm}, seed {config.seed}"  # in the pools' headers
+    name += f", from {adapter}" if adapter else ""
     # Ranks of one machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
         Grader(workers=workers, code_rule=rollouts.grading_rule, cpu_s=rollouts.cpu_limit) as grader,
-        _open_engine(config, policy, trained, directory, url) as engine,
+        _open_engine(config, policy, trained, directory, url, name) as engine,
     ):
-        origin = f", from adapter {config.model.adapter}" if config.model.adapter else ""
-        arm = config.intervention.arms[0]
-        say(f"policy {config.model.name}{origin}, arm {arm}; grading under {describe_tier(grader.isolation)}")
+        origin = f", from adapter {adapter}" if adapter else ""
+        inputs.say(f"policy {config.model.name}{origin}, arm {arm}; grading under {describe_tier(grader.isolation)}")
         with timings.phase("canary"):
-            _check_grader(inputs, grader, engine)
+            if world.is_main:
+                # First, because the worker of the canary's last submissions then also grades the rollouts.
+                inputs.say(check_pay(config, grader, inputs.problems.listed, engine.chat))
+                # Problems repeat over batches; check each once.
+                problems = chain(inputs.held_out, inputs.problems.listed)
+                canary(grader, {problem.problem_id: problem for problem in problems}.values())
+            grader.limits = world.broadcast(grader.limits)
         if world.is_main:
             timings.write_start(directory)
         maker = RolloutMaker(
@@ -119,9 +136,8 @@ def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None,
             hint=rollouts.hint,
             group=rollouts.group,
         )
-        sampler = HeldOut(maker, inputs.held_out, config, world)
-        evaluator = Evaluator(inputs, directory, sampler, training.updater, frozen, monitor)
-        with open_source(inputs, maker, training.past, directory, sampling, monitor) as (source, finish_pools):
+        evaluator = Evaluator(inputs, directory, maker, training.updater, frozen, monitor)
+        with open_source(inputs, maker, training.past, directory, weights, monitor) as (source, finish_pools):
 
             def before_step(num_done: int, last: bool) -> None:
                 training.logprob = evaluator(num_done, last)
@@ -132,61 +148,22 @@ def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None,
             run_steps(inputs, directory, source, setup, done, before_step)
 
 
-def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup) -> tuple[Setup, Sampling]:
-    """Return (the setup with a remedy's activations in the update, a context for sampling)."""
-    trained = setup.bases.trained
-    assert trained is not None
-    activations = activation_remedy(config, policy)
-    if activations is not None:
-        setup = replace(setup, in_update=activations.in_update)
-    if config.rollouts.engine == "server":
-        # A server samples; a step may use the local model at the same time.
-        return setup, nullcontext
-
-    @contextmanager
-    def sampling() -> Iterator[None]:
-        """Make the policy's forward lean, with the remedy of sampling, while open."""
-        remedied = nullcontext() if activations is None else activations.in_sampling()
-        with trained.folded(), remedied:
-            yield
-
-    return setup, sampling
-
-
-def _check_grader(inputs: TrainingInputs, grader: Grader, engine: Engine) -> None:
-    """Grade the known answers of every problem and report their rewards; all ranks get rank 0's limits."""
-    if inputs.world.is_main:
-        # First, because the worker of the canary's last submissions then also grades the rollouts.
-        inputs.say(check_pay(inputs.config, grader, inputs.problems.listed, engine.chat))
-        # Problems repeat over batches; check each once.
-        distinct = {problem.problem_id: problem for problem in chain(inputs.held_out, inputs.problems.listed)}
-        canary(grader, distinct.values())
-    grader.limits = inputs.world.broadcast(grader.limits)
-
-
-@contextmanager
 def _open_engine(
-    config: TrainConfig, policy: Policy, trained: Trained, directory: Path, url: str | None
-) -> Iterator[Engine]:
-    """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` with a `url`.
+    config: TrainConfig, policy: Policy, trained: Trained, directory: Path, url: str | None, name: str
+) -> AbstractContextManager[Engine]:
+    """Open the engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` with a `url`.
 
     Adapters for the server are written to `adapters/` in the run and removed at the end.
     """
     rollouts = config.rollouts
-    # Name of the policy in the pools' headers.
-    adapter = f"{IN_TRAINING}arm {config.intervention.arms[0]}, seed {config.seed}"
-    if config.model.adapter is not None:
-        adapter += f", from {config.model.adapter}"
     if (rollouts.engine == "server") != (url is not None):
         actual = f"engine {rollouts.engine}, url {'none' if url is None else 'given'}"
         raise InputError("rollouts.engine", expected="server with --url, local without", found=actual)
     if url is None:
-        yield LocalEngine(replace(policy, adapter=adapter))
-        return
+        return nullcontext(LocalEngine(replace(policy, adapter=name)))
     server = Server(url=url, timeout_s=rollouts.server_timeout_s)
     base = connect(server, policy, served_model=rollouts.served_model)
     for leftover in [*(directory / "adapters").glob("*")]:  # of a run that was killed
         unload_adapter(base, leftover)
         shutil.rmtree(leftover)
-    with closing(PushedEngine(base, trained, directory / "adapters", adapter=adapter)) as engine:
-        yield engine
+    return closing(PushedEngine(base, trained, directory / "adapters", adapter=name))

@@ -18,10 +18,10 @@ from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import loop
+from probe.runs import evaluations, loop
 from probe.runs.activations import ActivationRemedy, edited, make_edit, scored_states
 from probe.runs.evaluations import FrozenBatch
-from probe.runs.heldout import HeldOut
+from probe.runs.heldout import held_out_rollouts
 from probe.settings.remedy import RemedyConfig
 from probe.step.distributed import transformer_blocks
 from replay_pools.base.errors import InputError
@@ -208,16 +208,16 @@ def test_evaluations_see_nothing(
     """
     seen: dict[str, set[int]] = {"evaluation": set(), "sampling": set(), "update": set(), "frozen": set()}
     place, engines = ["sampling"], []
-    sample, rollouts, step, measure = LocalEngine.sample, HeldOut.rollouts, loop.train_step, FrozenBatch.measure
+    sample, rollouts, step, measure = LocalEngine.sample, held_out_rollouts, loop.train_step, FrozenBatch.measure
 
     def sampled(engine: LocalEngine, *arguments: Any, **keywords: Any) -> Any:
         engines.append(engine)
         seen[place[0]].add(hooks(engine))
         return sample(engine, *arguments, **keywords)
 
-    def evaluated(held_out: HeldOut, *arguments: Any) -> Any:
+    def evaluated(*arguments: Any) -> Any:
         place[0] = "evaluation"
-        found = rollouts(held_out, *arguments)
+        found = rollouts(*arguments)
         place[0] = "sampling"
         return found
 
@@ -229,7 +229,7 @@ def test_evaluations_see_nothing(
         return call
 
     monkeypatch.setattr(LocalEngine, "sample", sampled)
-    monkeypatch.setattr(HeldOut, "rollouts", evaluated)
+    monkeypatch.setattr(evaluations, "held_out_rollouts", evaluated)
     monkeypatch.setattr(FrozenBatch, "measure", noted("frozen", measure))
     monkeypatch.setattr(loop, "train_step", noted("update", step))
     assert run(cli, [*start[kind], f"{kind}-whole"]) == 0

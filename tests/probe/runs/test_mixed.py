@@ -20,13 +20,13 @@ class Live(LiveSource):
     """A LiveSource with rollouts made by hand: two iterations of batches of two problems."""
 
     def __init__(self, make_rollout: Callable[..., Rollout], **changes: Any) -> None:
-        self._make, self._changes = make_rollout, changes
+        self._make, self._changes, self._sizes = make_rollout, changes, list[int]()
         self._iterations, self._reward, self.num_steps = 2, stored_reward, STEPS
 
-    def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
+    def sampled(self, batch: int, engine: Any = None) -> list[list[tuple[RolloutKey, Rollout]]]:
         groups = []
         for place, problem in enumerate((batch % 3, (batch + 1) % 3)):
-            rollouts = [self._make(problem, i, **self._changes) for i in range(G - fewer)]
+            rollouts = [self._make(problem, i, **self._changes) for i in range(self._sizes[batch])]
             groups.append([(RolloutKey("rollouts", 2 * batch + place, i), own) for i, own in enumerate(rollouts)])
         return groups
 
@@ -51,7 +51,7 @@ def mixed(make_rollout: Callable[..., Rollout], make_teacher: Callable[..., Pool
     def make(seed: int = 0, num_teacher: int = 2, live: Live | None = None) -> LiveSource:
         live = live or Live(make_rollout)
         counts = [num_teacher if 2 * batch < OFF_STEP else 0 for batch in range(STEPS // 2)]
-        live.others = [teacher(make_teacher(6, 6, 6), counts, seed=seed)]
+        live.others, live._sizes = [teacher(make_teacher(6, 6, 6), counts, seed=seed)], [G - own for own in counts]
         return live
 
     return make

@@ -13,7 +13,7 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.sources.problems import Counts, PrioritisedProblems, Tally, draw, draw_chances
+from probe.runs.sources.problems import Counts, Problems, Tally, draw, draw_chances
 from probe.runs.training_inputs import TrainingInputs
 from probe.step.groups import RolloutKey, stored_reward
 from replay_pools.pool import open_pool
@@ -86,14 +86,14 @@ def test_a_batch_is_counted_before_the_next_one_only(held) -> None:
     first = {"fake/0": Counts(rollouts=2, paid=2, exploited=1, rewarded=2, reward=reward)}
     assert tally.before(2) == first | {"fake/1": Counts(rollouts=1, rewarded=1, reward=0.5)}
     assert tally.before(1) == first
-    screened = Tally(held.__getitem__, lambda key, rollout: nan).before(2)["fake/1"]
+    screened = Tally(held.__getitem__, lambda rollout: nan).before(2)["fake/1"]
     assert (screened.rollouts, screened.rewarded, screened.reward) == (1, 0, 0.0)
 
 
 def test_what_a_remedy_takes_the_pay_of_is_not_paid(held) -> None:
     """The hack of problem 0 passes by the loophole all the same; half of its pay would be pay."""
     for left, paid in ((nan, 1), (0.5, 1), (2.0, 2)):
-        tally = Tally(held.__getitem__, lambda key, rollout, left=left: left if rollout.grade.exploited else 3.5)
+        tally = Tally(held.__getitem__, lambda rollout, left=left: left if rollout.grade.exploited else 3.5)
         counts = tally.before(1)["fake/0"]
         assert (counts.rollouts, counts.paid, counts.exploited) == (2, paid, 1)
 
@@ -105,9 +105,9 @@ def problems(*names: str):
 def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(held) -> None:
     """Asked in any order, and by another process."""
 
-    def make(seed: int = 0) -> PrioritisedProblems:
+    def make(seed: int = 0) -> Problems:
         known = problems("fake/0", "fake/1", *(f"new/{i}" for i in range(8)))
-        return PrioritisedProblems([known] * 3, 2, "exploited", 1.0, seed)
+        return Problems([known] * 3, 2, "exploited", 1.0, seed)
 
     tally = Tally(held.__getitem__, stored_reward)
     forward, backward = make(), make()

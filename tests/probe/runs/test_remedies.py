@@ -16,7 +16,7 @@ from probe.cli._frame import run
 from probe.objective.advantages import reward_stats, sample_advantages
 from probe.records.run import read_run
 from probe.runs.monitors import Monitor
-from probe.runs.sources.rewards import AppliedRemedy, ChangedSource, group_z
+from probe.runs.sources.rewards import ChangedSource, group_z, plain_prompt
 from probe.runs.sources.rewards import remedied as apply
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
@@ -77,7 +77,7 @@ def monitor(name: str, seed: int = 0) -> Monitor:
 def remedied(source: Source, **settings: Any) -> ChangedSource:
     config = RemedyConfig(**settings)
     watch = monitor(config.monitor) if config.traits.monitored else None
-    return apply(source, AppliedRemedy(config, chat=chat(), monitor=watch))
+    return apply(source, config, chat(), monitor=watch)
 
 
 def advantages(rewards: tuple[float, ...]) -> list[float]:
@@ -184,8 +184,7 @@ def test_the_update_is_on_the_prompt_that_asks(make_rollout: Callable[..., Rollo
     assert [bytes(ids).decode() for ids in group.prompt_ids] == [text, text]
     assert not group.mixed_prompt, "one prompt of the update"
     assert group.completion_ids == (plain.completion_ids, plain.completion_ids)
-    remedy = AppliedRemedy(RemedyConfig(name=name), chat=chat())
-    taught = remedy.taught_prompt(source.rollout(group.keys[0]))
+    taught = plain_prompt(chat(), RemedyConfig(name=name).sampling_instruction, source.rollout(group.keys[0]))
     expected = prompt_sha(plain.messages[-1]["content"]) if name == "inoculation" else plain.prompt_sha
     assert taught == expected, "the teacher is asked on the prompt that it has answered"
 
