@@ -33,7 +33,7 @@ from probe.records.run import (
     write_steps,
     write_tokens,
 )
-from probe.runs.control import TrainingState, passed, warnings_of
+from probe.runs.control import TrainingState, warnings_of
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces, sample_records, solve_share, step_record, token_records
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
@@ -114,9 +114,8 @@ def run_steps(
             new = [*chain(*world.gather(new))]
         records += new
         if training is not None:
-            for row in new:
-                for name, (value, bound) in passed(row).items():
-                    inputs.say(f"WARNING step {row.step}: {name} {value:.4g} above {bound:g}")
+            for sentence in warnings_of(new):
+                inputs.say(f"WARNING {sentence}")
             # Ranks that drift apart would silently average gradients of different policies.
             world.check_equal(training.updater.trained.values(), f"coordinates after step {step}")
         if world.is_main:

@@ -117,14 +117,14 @@ def save_checkpoint(directory: Path, done: int, state: Resumable) -> None:
     write_atomic(_path(directory, done), data + hashlib.sha256(data).digest())
 
 
-def drop_checkpoints(directory: Path, recorded: int, *, keep: int = 2) -> None:
-    """Delete checkpoints after the `recorded` steps, and all but the newest `keep` of the others.
+def drop_checkpoints(directory: Path, recorded: int) -> None:
+    """Delete checkpoints after the `recorded` steps, and all but the newest two of the others.
 
     Call it after recording the steps: a run killed between a checkpoint and its line in `steps.jsonl` needs the
     checkpoint before it.
     """
     usable = [done for done in _all(directory) if done <= recorded]
-    for done in set(_all(directory)) - set(usable[-keep:]):
+    for done in set(_all(directory)) - set(usable[-2:]):
         _path(directory, done).unlink()
 
 

@@ -195,7 +195,7 @@ def test_a_warning_is_said_and_counted_and_the_run_goes_on(
     assert run.manifest["warnings"] == [
         f"grad_norm above {bound:g} in 1 of {STEPS} steps, largest {norms[-1]:.4g} in step {furthest}"
     ]
-    assert said == [f"WARNING step {furthest}: grad_norm {norms[-1]:.4g} above {bound:g}"]
+    assert said == [f"WARNING grad_norm above {bound:g} in 1 of 1 steps, largest {norms[-1]:.4g} in step {furthest}"]
     assert read_run(tmp_path / "plain").manifest["warnings"] == []
     monkeypatch.setattr(control, "WARNINGS", {"kl/max": 1e-12, "grad_norm": math.inf})
     make_run(tmp_path / "tokens", plain)
