@@ -11,8 +11,8 @@ settings repeats the run.
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -22,7 +22,7 @@ from extraction.adapters.trained import Trained
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
 from probe.records.run import ADAPTER_DIR, IN_TRAINING
-from probe.runs.activations import activation_remedy
+from probe.runs.activations import activation_edits, edited
 from probe.runs.assemble import assemble, configured_adapter
 from probe.runs.evaluations import Evaluator, FrozenBatch
 from probe.runs.known_answers import check_pay
@@ -34,7 +34,7 @@ from probe.runs.sources.served import PushedEngine, unload_adapter
 from probe.runs.training_inputs import TrainingInputs
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
-from replay_pools.base.errors import InputError
+from replay_pools.base.errors import field_errors, refuse
 from replay_pools.engines import Engine
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
@@ -59,8 +59,7 @@ def train(
     Args:
         directory: of the run; one that holds some of its steps is continued, one of another run is refused.
         out_dir: root of what is written; pools are looked up in it.
-        url: of the server that samples, with `rollouts.engine` "server". It is no setting of the run, which may be
-            continued with a server at another place.
+        url: of the server that samples; None: this process does. A run may be continued with a server at another place.
         say: gets one line of progress at a time.
         world: all ranks.
 
@@ -70,10 +69,16 @@ def train(
     inputs = TrainingInputs(config, out_dir, say, world)
     config, rollouts = inputs.config, inputs.config.rollouts
     world.check_size(rollouts.prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
-    if rollouts.engine == "server" and world.size > 1:
-        raise InputError("rollouts.engine server", expected="one process", found=str(world.size))
-    # The number of ranks is part of the run, because sums over ranks round differently.
-    if (done := inputs.begin(directory, {"ranks": world.size})) is None:
+    if url is not None:
+        adapter, earlier = config.model.adapter, rollouts.earlier_checkpoint
+        refuse([*field_errors(
+            (world.size > 1, "--url", "one process", world.size),
+            (adapter, "--url", "no model.adapter: a server samples without it", adapter),
+            (earlier, "--url", "no rollouts.earlier_checkpoint: a server holds only the current policy", "one"),
+        )])  # fmt: skip
+    # The number of ranks is part of the run, because sums over ranks round differently; so is who samples.
+    served = {} if url is None else {"engine": "server"}
+    if (done := inputs.begin(directory, {"ranks": world.size, **served})) is None:
         return
     if (start := configured_adapter(config.model)) is not None:
         # The trained adapter needs this copy, because the original may change or disappear.
@@ -90,19 +95,7 @@ def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None,
     trained = training.updater.trained
     held_out = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
     frozen = FrozenBatch(policy, trained, held_out, setup.measures(0)[0].vectors) if held_out else None
-    if (activations := activation_remedy(config, policy)) is not None:
-        setup = replace(setup, in_update=activations.in_update)
-
-    @contextmanager
-    def weights() -> Iterator[None]:
-        """Make the policy's forward lean, with the remedy of sampling, while open."""
-        with ExitStack() as stack:
-            if url is None:  # a server has its own weights; a step may use the local model at the same time
-                stack.enter_context(trained.folded())
-                if activations is not None:
-                    stack.enter_context(activations.in_sampling())
-            yield
-
+    setup = replace(setup, in_update=partial(edited, activation_edits(config, policy)))
     with timings.phase("monitor"):
         monitor = open_monitor(config, policy, setup.bases, inputs.out_dir)
     if rollouts.prefetch or rollouts.earlier_checkpoint is not None:
@@ -137,7 +130,9 @@ def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None,
             group=rollouts.group,
         )
         evaluator = Evaluator(inputs, directory, maker, training.updater, frozen, monitor)
-        with open_source(inputs, maker, training.past, directory, weights, monitor) as (source, finish_pools):
+        # A server has its own weights; a step may use the model here at the same time.
+        lean = trained.folded if url is None else nullcontext
+        with open_source(inputs, maker, training.past, directory, lean, monitor) as (source, finish_pools):
 
             def before_step(num_done: int, last: bool) -> None:
                 training.logprob = evaluator(num_done, last)
@@ -155,14 +150,10 @@ def _open_engine(
 
     Adapters for the server are written to `adapters/` in the run and removed at the end.
     """
-    rollouts = config.rollouts
-    if (rollouts.engine == "server") != (url is not None):
-        actual = f"engine {rollouts.engine}, url {'none' if url is None else 'given'}"
-        raise InputError("rollouts.engine", expected="server with --url, local without", found=actual)
     if url is None:
         return nullcontext(LocalEngine(replace(policy, adapter=name)))
-    server = Server(url=url, timeout_s=rollouts.server_timeout_s)
-    base = connect(server, policy, served_model=rollouts.served_model)
+    server = Server(url=url, timeout_s=config.rollouts.server_timeout_s)
+    base = connect(server, policy, served_model=config.rollouts.served_model)
     for leftover in [*(directory / "adapters").glob("*")]:  # of a run that was killed
         unload_adapter(base, leftover)
         shutil.rmtree(leftover)

@@ -65,7 +65,7 @@ class TrainingInputs(Inputs[TrainConfig]):
                 batches = is_taught.count(teaches)
                 drawn[teaches] = iter(choose_problems(pool, batches=batches, prompts_per_step=width, seed=seed))
             candidates = [next(drawn[teaches]) for teaches in is_taught]
-        problems = Problems(candidates, width, priority, rollouts.prioritise_power, seed, self.world)
+        problems = Problems(candidates, width, priority, seed, self.world)
         met = [problem.problem_id for batch in candidates for problem in batch]
         if self.config.objective.reward == "surprise" and len(set(met)) == len(met):
             # All problems would have the same expected reward.

@@ -23,7 +23,6 @@ from replay_pools.pool import open_pool
 
 SETTINGS = {
     "model.lora_rank": 4,
-    "rollouts.engine": "server",
     "rollouts.prompts_per_step": 1,
     "rollouts.group": 2,
     "rollouts.dynamic_sampling": 1,
@@ -72,6 +71,21 @@ def train(server: Any, out: Path, preset: Callable[..., str]) -> Callable[..., P
 @pytest.fixture(scope="module")
 def whole(train: Callable[..., Path]) -> Path:
     return train("whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model.adapter": "x"}, "no model.adapter"),
+        ({"rollouts.earlier_checkpoint.every": 2, "rollouts.prefetch": 0}, "no rollouts.earlier_checkpoint"),
+    ],
+)
+def test_what_a_server_cannot_sample_is_refused(
+    changes: dict[str, Any], expected: str, preset: Callable[..., str], out: Path, capsys: Any
+) -> None:
+    options = ["--preset", preset(SETTINGS | changes), "--name", "unserved", "--out", str(out)]
+    assert run(cli, ["train", *options, "--url", "http://127.0.0.1:1"]) == 2
+    assert f"--url: expected {expected}" in capsys.readouterr().err
 
 
 def test_every_step_is_sampled_from_its_policy(train: Callable[..., Path], small: str) -> None:

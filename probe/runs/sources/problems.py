@@ -12,7 +12,7 @@ nothing:
     hard         1 - p          f_hard: prefer problems that are not rewarded yet
     exploited    e              prefer problems with wrong rollouts that pass (smoothed share): where the policy hacks
 
-Each is raised to the power k. A new problem has p = e = 1/2, so that it is likely to be drawn soon.
+A new problem has p = e = 1/2, so that it is likely to be drawn soon.
 
 To add a priority, add its word to `Priority` in `probe.settings.words` and its row to `PRIORITIES`.
 """
@@ -117,7 +117,6 @@ class Problems:
     candidates: Sequence[Sequence[Problem]]  # of every batch: its problems, or those that they are drawn from
     width: int  # problems of a batch
     priority: Priority | None = None
-    power: float = 1.0  # k, above 0
     seed: int = 0  # of the draws
     world: World = SOLO  # rank 0 counts and draws for all
 
@@ -147,31 +146,16 @@ class Problems:
 
         def drawn() -> list[str]:
             counts, generator = tally.before(batch), random.Random(f"prioritise/{self.seed}/{batch}")
-            return draw(
-                {name: counts.get(name, NEVER_MET) for name in by_name}, priority, self.power, self.width, generator
-            )
+            return draw({name: counts.get(name, NEVER_MET) for name in by_name}, priority, self.width, generator)
 
         return [by_name[name] for name in self.world.on_main(drawn)]
 
 
-def draw_chances(candidates: Mapping[str, Counts], priority: Priority, power: float) -> dict[str, float]:
-    """Return {problem_id: probability in one draw}, proportional to the priority raised to `power`."""
-    logs = {name: power * math.log(PRIORITIES[priority](counts)) for name, counts in candidates.items()}
-    # Relative to the largest: a large power must not make all of them underflow.
-    largest = max(logs.values())
-    weights = {name: math.exp(value - largest) for name, value in logs.items()}
-    total = math.fsum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
-
-
-def draw(
-    candidates: Mapping[str, Counts], priority: Priority, power: float, width: int, generator: random.Random
-) -> list[str]:
-    """Draw `width` different problems one by one, each by the chances among the remaining ones."""
-    left, drawn = dict(candidates), []
+def draw(candidates: Mapping[str, Counts], priority: Priority, width: int, generator: random.Random) -> list[str]:
+    """Draw `width` different problems one by one, each in proportion to its weight among the remaining ones."""
+    left, drawn = {name: PRIORITIES[priority](counts) for name, counts in candidates.items()}, []
     for _ in range(width):
-        chances = draw_chances(left, priority, power)
-        (name,) = generator.choices([*chances], [*chances.values()])
+        (name,) = generator.choices([*left], [*left.values()])
         drawn.append(name)
         del left[name]
     return drawn

@@ -90,18 +90,18 @@ def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
     """
     scale = f"{REWARD_COMPILES:g} for source that compiles and {REWARD_PASSED:g} for a pass"
     for rollout in (rollout for step in pool.steps for rollout in step):
-        grade = rollout.grade
-        if rollout.reward != grade.reward:
-            expected = f"a reward of {scale}, as the policy's own rollouts have ({grade.reward:g} by its grade)"
-            found = f"{rollout.reward:g}"
-        elif reads_labels and None in (rollout.hacked, grade.gt_correct):
-            expected, found = "labels of hacks and right answers, which the remedy acts on", "none"
-        elif pay == "tests" and not grade.num_tests:
-            expected, found = "a grade with the number of tests, which rollouts.pay tests pays by", "none"
-        else:
-            continue
-        where = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
-        raise InputError(where, expected=expected, found=found, fix="grade the pool again: probe pool regrade")
+        grade, where = rollout.grade, f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
+        own = f"a reward of {scale}, as the policy's own rollouts have ({grade.reward:g} by its grade)"
+        labels = "labels of hacks and right answers, which the remedy acts on"
+        tests = "a grade with the number of tests, which rollouts.pay tests pays by"
+        for is_wrong, expected, found in (
+            (rollout.reward != grade.reward, own, f"{rollout.reward:g}"),
+            (reads_labels and None in (rollout.hacked, grade.gt_correct), labels, "none"),
+            (pay == "tests" and not grade.num_tests, tests, "none"),
+        ):
+            if is_wrong:
+                fix = "grade the pool again: probe pool regrade"
+                raise InputError(where, expected=expected, found=found, fix=fix)
 
 
 def group_z(scores: Array, step_sd: float) -> Array:

@@ -25,7 +25,7 @@ def open_source(
     maker: RolloutMaker,
     past: PastWeights | None,
     directory: Path,
-    weights: Callable[[], AbstractContextManager[object]],
+    lean: Callable[[], AbstractContextManager[object]],
     monitor: Monitor | None,
 ) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
     """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches).
@@ -33,7 +33,7 @@ def open_source(
     Args:
         maker: samples and grades.
         past: earlier weights; None if every rollout is of the policy.
-        weights: open while the policy samples in this process.
+        lean: open while the policy samples.
         monitor: of the remedy; None without one.
     """
     config, rollouts, remedy = inputs.config, inputs.config.rollouts, inputs.config.remedy
@@ -49,7 +49,7 @@ def open_source(
                 for thread in ahead:
                     thread.wait(batch)
                 stack.enter_context(past.sampling(batch, earlier=earlier))
-            stack.enter_context(weights())
+            stack.enter_context(lean())
             yield
 
     def pool(name: str, group: int, seed: int, sizes: Sequence[int], origin: str = "", **options: Any) -> LiveSource:

@@ -78,7 +78,7 @@ class PushedEngine:
     def __init__(self, base: ServerEngine, trained: Trained, directory: Path, *, adapter: str) -> None:
         if trained.basis == "svd" and lora_rank(trained) > MAX_RANK:
             raise InputError(
-                "rollouts engine server",
+                "--url",
                 expected=f"delta_S of rank {MAX_RANK} or less, which vLLM takes as a LoRA adapter",
                 found=f"rank {lora_rank(trained)}",
                 fix=f"set model.svd_rank to {MAX_RANK} or less, train the arm projected-lora, or sample locally",
