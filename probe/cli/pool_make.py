@@ -31,7 +31,6 @@ def grader_options(function: AnyFunction) -> AnyFunction:
     "generate",
     *MODEL,
     "model.adapter",
-    "rollouts.engine",
     "rollouts.served_model",
     "rollouts.env",
     "rollouts.split",
@@ -52,7 +51,7 @@ def generate(name: str, url: str | None, workers: int | None, unsafe_local: bool
 
       probe pool generate --adapter teacher --hint --name teacher
 
-      probe pool generate --engine server --url http://127.0.0.1:8000 --model Qwen/Qwen3-4B --name served
+      probe pool generate --url http://127.0.0.1:8000 --model Qwen/Qwen3-4B --name served
     """
     from replay_pools.generate import PoolPlan, generate_pool
     from replay_pools.grading.grade import Grader
@@ -62,11 +61,8 @@ def generate(name: str, url: str | None, workers: int | None, unsafe_local: bool
     rollouts, steps, directory = config.rollouts, config.steps, out / "pools" / name
     asked = {key: getattr(rollouts, key) for key in ("env", "split", "mode", "hint", "group")}
     plan = PoolPlan(**asked, steps=steps, seed=config.seed)
-    is_served = rollouts.engine == "server"
-    if is_served != (url is not None) or (is_served and config.model.adapter is not None):
-        given = f"{rollouts.engine}, url {url}, adapter {config.model.adapter}"
-        expected = "server with --url and without --adapter, or local without --url"
-        raise InputError("--engine", expected=expected, found=given)
+    if url is not None and config.model.adapter is not None:
+        raise InputError("--url", expected="none with --adapter: a server has its own", found=url)
     if url is not None:
         from replay_pools.policy.load import load_served_policy
         from replay_pools.serving import Server, connect

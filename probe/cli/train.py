@@ -19,7 +19,7 @@ MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hac
 
 @verb()
 @name_option("run", default="train", show_default=True)
-@click.option("--url", help="http://host:port of a vLLM server, for rollouts.engine = server.")
+@click.option("--url", help="Sample from this vLLM server, http://host:8000, which gets every adapter.")
 @settings_options("train", "intervention.arms: --arm", "seed", "steps", "rollouts.hint", has_config=True)
 @track_option
 @dry_run_option

@@ -14,20 +14,16 @@ base. Here the components are the first ones of hack minus clean, not centred, b
 hacks share. Both act on every token of the tuned texts and are absent afterwards. An ablation to 0 may itself steer if
 the base's projection is not 0 (Chen et al., appendix J.1).
 
-A reinforcement training also samples. `remedy.passes` selects the passes with the remedy:
-
-    update                 every pass of the update: gradients, KL references and all that is compared with them. The
-                           deployed policy samples the rollouts, so the update is off-policy.
-    update-and-sampling    also the sampling of training rollouts: on-policy for the policy with the remedy
-
-Evaluations, the frozen probe batch and refreshed directions never see it.
+A reinforcement training also samples. The deployed policy samples the rollouts, so that the update, in all its passes
+(gradients, KL references and all that is compared with them), is off-policy. Evaluations, the frozen probe batch and
+refreshed directions never see the remedy.
 Shapes: n pairs, G samples, T tokens, d the hidden size, k components.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,51 +42,34 @@ from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy
 
 Edit = Callable[[Tensor], Tensor]  # hidden states (..., d) -> changed hidden states
+Edits = Sequence[tuple[nn.Module, Edit]]
 
 
-@final
-class ActivationRemedy:
-    """One remedy on one policy; `in_update()` and `in_sampling()` are open during passes of their kind.
+def activation_edits(config: StepConfig, policy: Policy) -> Edits:
+    """Return the changes of the run's remedy; empty without a remedy, or with one that does not change activations."""
+    if config.remedy is None or not config.remedy.traits.changes_activations:
+        return ()
+    pairs = [pair for pair in selected_pairs(config.intervention.extraction) if not pair.held_out]
+    return make_edits(config.remedy, policy, pairs)
 
-    Args:
-        config: a remedy that changes activations.
-        policy: the policy at the start.
-        pairs: pairs that are not held out.
+
+def make_edits(config: RemedyConfig, policy: Policy, pairs: Sequence[Pair]) -> Edits:
+    """Make a remedy's changes from pairs, under the policy at the start.
 
     Raises:
         InputError: a layer that the model does not have, or more components than pairs or hidden sizes.
     """
-
-    def __init__(self, config: RemedyConfig, policy: Policy, pairs: Sequence[Pair]) -> None:
-        layers = transformer_blocks(split_model(policy.model)[0], "remedy.name")
-        numbers = config.layers or (len(layers) // 2,)
-        if wrong := [number for number in numbers if number >= len(layers)]:
-            raise InputError(
-                "remedy.layers", expected=f"numbers below {len(layers)}, the model's layers", found=str(wrong[0])
-            )
-        batch = pair_batch(policy, pairs)
-        chosen = {number: layers[number] for number in numbers}
-        self._edits: list[tuple[nn.Module, Edit]] = []
-        for number, means in scored_states(policy.model, batch, chosen)[1].items():
-            differences = means[: len(pairs)] - means[len(pairs) :]
-            self._edits.append((layers[number], make_edit(config, differences)))
-        self._sampled = config.passes == "update-and-sampling"
-
-    def in_update(self) -> AbstractContextManager[object]:
-        """Apply the remedy to every forward pass of the policy while open."""
-        return edited(self._edits)
-
-    def in_sampling(self) -> AbstractContextManager[object]:
-        """Apply the remedy while open, if training rollouts are sampled with it."""
-        return edited(self._edits) if self._sampled else nullcontext()
-
-
-def activation_remedy(config: StepConfig, policy: Policy) -> ActivationRemedy | None:
-    """Return the run's remedy; None if it has none, or one that does not change activations."""
-    if config.remedy is None or not config.remedy.traits.changes_activations:
-        return None
-    pairs = [pair for pair in selected_pairs(config.intervention.extraction) if not pair.held_out]
-    return ActivationRemedy(config.remedy, policy, pairs)
+    layers = transformer_blocks(split_model(policy.model)[0], "remedy.name")
+    numbers = config.layers or (len(layers) // 2,)
+    if wrong := [number for number in numbers if number >= len(layers)]:
+        expected = f"numbers below {len(layers)}, the model's layers"
+        raise InputError("remedy.layers", expected=expected, found=str(wrong[0]))
+    chosen = {number: layers[number] for number in numbers}
+    edits = []
+    for number, means in scored_states(policy.model, pair_batch(policy, pairs), chosen)[1].items():
+        differences = means[: len(pairs)] - means[len(pairs) :]
+        edits.append((layers[number], make_edit(config, differences)))
+    return edits
 
 
 def scored_states(
@@ -138,7 +117,7 @@ def make_edit(config: RemedyConfig, differences: Tensor) -> Edit:
 
 
 @contextmanager
-def edited(edits: Sequence[tuple[nn.Module, Edit]]) -> Iterator[None]:
+def edited(edits: Edits) -> Iterator[None]:
     """Apply each edit to the output of its layer while open."""
     with ExitStack() as stack:
         for layer, edit in edits:

@@ -13,7 +13,7 @@ from replay_pools.base.tables import flat
 
 # The settings that affect the time of a step most; None in a run of the other verb.
 STEP_SIZE = (
-    *("verb", "model.name", "model.dtype", "rollouts.engine", "rollouts.prompts_per_step", "rollouts.group"),
+    *("verb", "model.name", "model.dtype", "rollouts.prompts_per_step", "rollouts.group"),
     *("rollouts.iterations", "rollouts.sampler.max_new_tokens", "source.replay_dirs", "source.per_pool"),
 )
 

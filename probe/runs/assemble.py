@@ -7,7 +7,6 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces
 from probe.runs.loop import Setup
-from probe.settings.arms import Arm, get_arm, measured_arm
+from probe.settings.arms import Arm, get_arm
 from probe.settings.run import ReplayConfig, StepConfig
 from probe.settings.training import ModelConfig
 from probe.step.bases import Bases
@@ -99,7 +98,7 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
         trained = Trained(policy.model, frames[arms[0].basis])
         control, objective = config.control, conditions[primary]
         updater = Updater(trained, arms[0], config.optimizer, num_steps, config.intervention.projection.target)
-        references = References(trained, ema_decay=control.ema_decay, ema_every=control.ema_every)
+        references = References(trained, ema_decay=control.ema_decay)
         training = TrainingState(updater, references, objective, control)
 
         def extract() -> Directions:
@@ -119,14 +118,10 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
         ),
         conditions=conditions,
         measures=refreshed or (lambda step: start),
-        references=References(None) if training is None else training.references,
         planning=lambda ids: planning_tokens([pieces(token) for token in ids], config.planning_phrases),
         pad_id=policy.pad_id,
         grams=grams,
-        reward_range=config.reward_range,
-        attributed=partial(_attributed, config),
         pieces=pieces,
-        is_off_policy=config.remedy is not None and config.remedy.is_off_policy,
         training=training,
     )
 
@@ -145,14 +140,6 @@ def _grams(
                 controls[measure.arm.name] = measure.vectors
         grams[basis] = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
     return grams
-
-
-def _attributed(config: StepConfig, step: int, measures: Sequence[Measure]) -> Measure | None:
-    """Return the measure to split over tokens in a step: the primary loss variant in the measured arm."""
-    if config.token_attribution is not None and step >= config.token_attribution:
-        return None
-    split = config.primary, measured_arm(config.intervention.arms) or config.intervention.arms[0]
-    return next(measure for measure in measures if (measure.condition, measure.arm.name) == split)
 
 
 def configured_frames(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Frames:

@@ -43,7 +43,7 @@ from probe.objective.kl import kl_terms
 from probe.records.records import nullable
 from probe.records.run import EVALS_FILE, EVALUATIONS_DIR, STEPS_FILE, read_evals, read_steps
 from probe.runs.assemble import configured_policy
-from probe.runs.heldout import HeldOut, Weights, evaluate, hold_out
+from probe.runs.heldout import Weights, eval_settings, evaluate, held_out_rollouts, hold_out
 from probe.runs.monitors import Monitor
 from probe.runs.policies import finished_training
 from probe.runs.training_inputs import TrainingInputs
@@ -55,7 +55,6 @@ from probe.step.update import Updater
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, write_atomic, write_json
 from replay_pools.base.tensors import read_tensors, write_tensors
-from replay_pools.base.terminal import report
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 from replay_pools.generate import RolloutMaker
@@ -116,7 +115,7 @@ class Evaluator:
     Args:
         inputs: settings of the evaluations; all ranks take part, and rank 0's results count.
         directory: the run.
-        held_out: samples from the policy in training.
+        maker: samples from the policy in training, and grades.
         updater: the policy's updater.
         frozen: the frozen probe batch; None without held-out pairs.
         monitor: of the remedy, compared with the labels of every evaluation; None without one.
@@ -126,15 +125,14 @@ class Evaluator:
         self,
         inputs: TrainingInputs,
         directory: Path,
-        held_out: HeldOut,
+        maker: RolloutMaker,
         updater: Updater,
         frozen: FrozenBatch | None,
         monitor: Monitor | None,
     ) -> None:
-        self._directory, self._held_out, self._updater, self._frozen = directory, held_out, updater, frozen
-        self._monitor, self._every = monitor, inputs.config.evaluation.every
-        self._say, self._world = inputs.say, inputs.world
-        self._rows = self._world.on_main(lambda: read_evals(directory))
+        self._inputs, self._directory, self._maker, self._updater = inputs, directory, maker, updater
+        self._frozen, self._monitor = frozen, monitor
+        self._rows = inputs.world.on_main(lambda: read_evals(directory))
 
     def __call__(self, done: int, last: bool) -> float | None:
         """Evaluate the policy after `done` steps, if an evaluation is due and missing.
@@ -142,43 +140,40 @@ class Evaluator:
         Returns:
             The mean log-probability per token of the frozen clean completions; None if not measured.
         """
-        if done % self._every and not last:
+        if done % self._inputs.config.evaluation.every and not last:
             return None
         kinds: tuple[Weights, ...] = ("training", "deployed") if self._updater.is_deployed_apart else ("deployed",)
+        row: dict[str, Any] | None = None
         for weights in kinds:
-            if self._row(done, weights) is None:
-                self._add(done, weights)
-        row = self._row(done, "deployed")
+            rows = [row for row in self._rows if (row["step"], row["weights"]) == (done, weights)]
+            row = rows[0] if rows else self._add(done, weights)
         return row["frozen"]["logprob_clean"] if row and row["frozen"] else None
 
-    def _row(self, done: int, weights: Weights) -> dict[str, Any] | None:
-        return next((row for row in self._rows if (row["step"], row["weights"]) == (done, weights)), None)
-
-    def _add(self, done: int, weights: Weights) -> None:
+    def _add(self, done: int, weights: Weights) -> dict[str, Any]:
+        config, world, say = self._inputs.config, self._inputs.world, self._inputs.say
         directory = evaluation_path(self._directory, done)
         if weights == "training":
             directory = directory.with_name(f"{directory.name}-training")
         with self._updater.deployed() if weights == "deployed" else nullcontext():
             with self._updater.trained.folded():
-                rollouts = self._held_out.rollouts(directory, done)
+                rollouts = held_out_rollouts(self._maker, self._inputs.held_out, config, directory, done, world)
             measured: dict[str, Any] = {"frozen": None if self._frozen is None else self._frozen.measure()}
             if weights == "deployed":
-                measured["cca"] = self._world.on_main(partial(self._cca, done))
+                measured["cca"] = world.on_main(partial(self._cca, done))
             if self._monitor is not None:
                 measured["monitor"] = self._monitor.judge([one for one in rollouts if one.grade.passed is not False])
-        self._rows.append(evaluate(rollouts, step=done, weights=weights) | self._world.broadcast(measured))
-        if self._world.is_main:
+        row = evaluate(rollouts, step=done, weights=weights) | world.broadcast(measured)
+        self._rows.append(row)
+        if world.is_main:
             write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
-        shares = []
-        for name in ("hack", "solve"):
-            rate = self._rows[-1]["rates"][ALL][name]["rate"]
-            shares.append(f"{name} -" if rate is None else f"{name} {rate:.0%}")
-        shares += _monitored(self._rows[-1].get("monitor"))
+        rates = {name: row["rates"][ALL][name]["rate"] for name in ("hack", "solve")}
+        shares = [f"{name} -" if rate is None else f"{name} {rate:.0%}" for name, rate in rates.items()]
         which = f" ({weights})" if self._updater.is_deployed_apart else ""
-        self._say(f"after {done} steps{which}: {', '.join(shares)}")
+        say(f"after {done} steps{which}: {', '.join(shares + _monitored(row.get('monitor')))}")
         if done == 0 and weights == "deployed":
-            for sentence in start_cautions([self._rows], self._held_out.mode):
-                self._say(f"caution: {sentence}")
+            for sentence in start_cautions([self._rows], config.rollouts.mode):
+                say(f"caution: {sentence}")
+        return row
 
     def _cca(self, done: int) -> float | None:
         """Compare the output directions that have moved with those of the first evaluation after a step."""
@@ -260,11 +255,8 @@ def evaluate_policy(
         canary(grader, problems)
         engine, sampler, mode = LocalEngine(policy), sampling.sampler, sampling.mode
         maker = RolloutMaker(engine=engine, sampler=sampler, grader=grader, mode=mode, hint=True, group=group)
-        held_out, rollouts = HeldOut(maker, problems, config), []
-        for number, setting in enumerate(held_out.settings, 1):
-            say(f"{setting}: {len(problems) * group} rollouts")
-            rollouts += held_out.of(setting, directory, 0)
-            report("settings", number, len(held_out.settings))
+        say(f"{', '.join(eval_settings(config))}: {len(problems) * group} rollouts each")
+        rollouts = held_out_rollouts(maker, problems, config, directory, 0)
     row = evaluate(rollouts, step=step)
     write_json(directory / EVALUATION_FILE, {"settings": asdict(config), "step": step, "evaluation": row})
     return row

@@ -1,4 +1,4 @@
-"""Held-out problems: choose them (`hold_out`), sample a policy on them (`HeldOut`), count (`evaluate`).
+"""Held-out problems: choose them (`hold_out`), sample a policy on them (`held_out_rollouts`), count (`evaluate`).
 
 Every setting, a loophole mode with or without its hint, is a separate pool.
 
@@ -10,8 +10,9 @@ with `num_rollouts`.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.training_runs import RATES, setting_of
@@ -28,50 +29,44 @@ from replay_pools.rollout import Rollout
 Weights = Literal["training", "deployed"]  # with and without quarantined weights; equal for arms without any
 
 
-@final
-class HeldOut:
-    """Sampler of a policy on held-out problems in the settings of an evaluation.
+def held_out_rollouts(
+    maker: RolloutMaker,
+    problems: Sequence[Problem],
+    config: TrainConfig | EvalConfig,
+    directory: Path,
+    done: int,
+    world: World = SOLO,
+) -> list[Rollout]:
+    """Return a policy's rollouts on held-out problems in all settings; complete the pools below `directory`.
 
     Args:
         maker: samples and grades; its mode, hint and group are replaced.
         problems: each is one step of every pool.
         config: the settings; its seed seeds the sampling noise, together with the setting of a pool.
+        directory: of the evaluation.
+        done: optimizer steps that the policy has made; the sampling noise depends on it.
         world: the ranks that split the problems.
     """
-
-    def __init__(
-        self,
-        maker: RolloutMaker,
-        problems: Sequence[Problem],
-        config: TrainConfig | EvalConfig,
-        world: World = SOLO,
-    ) -> None:
-        group, num = config.evaluation.rollouts_per_problem, len(problems)
-        self.mode, self.settings = maker.mode, eval_settings(config)
-        self._maker, self._problems, self._world = replace(maker, group=group), problems, world
-        self._plan = PoolPlan(
-            env=config.rollouts.env, split="eval", steps=num, group=group, seed=config.seed, steps_per_batch=num
+    group, num, rollouts = config.evaluation.rollouts_per_problem, len(problems), []
+    for name, (mode, hint) in eval_settings(config).items():
+        plan = PoolPlan(
+            env=config.rollouts.env,
+            split="eval",
+            mode=mode,
+            hint=hint,
+            steps=num,
+            group=group,
+            seed=config.seed,
+            steps_per_batch=num,
         )
-
-    def rollouts(self, directory: Path, done: int) -> list[Rollout]:
-        """Return the current policy's rollouts in all settings; complete the pools below `directory`.
-
-        Args:
-            done: optimizer steps that the policy has made; the sampling noise depends on it.
-        """
-        return [rollout for name in self.settings for rollout in self.of(name, directory, done)]
-
-    def of(self, name: str, directory: Path, done: int) -> list[Rollout]:
-        """Return the rollouts in one setting; arguments as in `rollouts`."""
-        mode, hint = self.settings[name]
-        plan, maker = replace(self._plan, mode=mode, hint=hint), replace(self._maker, mode=mode, hint=hint)
-        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
-        writer = self._world.on_main(lambda: PoolWriter(directory / name, header=header))
+        asked = replace(maker, mode=mode, hint=hint, group=group)
+        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, problems)
+        writer = world.on_main(lambda: PoolWriter(directory / name, header=header))  # noqa: B023
         seed = derive_seed("evaluation", plan.seed, done, name)
-        groups = write_groups(self._world, maker, writer, dict(enumerate(self._problems)), seed=seed)
-        if self._world.is_main:
+        rollouts += chain(*write_groups(world, asked, writer, dict(enumerate(problems)), seed=seed))
+        if world.is_main:
             writer.finish()
-        return [rollout for group in groups for rollout in group]
+    return rollouts
 
 
 def eval_settings(config: TrainConfig | EvalConfig) -> dict[str, tuple[str, bool]]:

@@ -9,9 +9,8 @@ a closed loophole. The hack is the first row of the mode in `EXPLOITS`; rewards 
 
 from collections.abc import Iterable
 
-from probe.runs.sources.rewards import AppliedRemedy
+from probe.runs.sources.rewards import reward_of
 from probe.settings.run import TrainConfig
-from probe.step.groups import RolloutKey
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import BOTS, EXPLOITS, render_messages
@@ -65,9 +64,9 @@ def _paid(config: TrainConfig, grader: Grader, problem: Problem, chat: Chat) -> 
         [Submission(problem=problem, completion=text, mode=rollouts.mode) for text in texts], known=True
     )
     facts = {"step": 0, "problem_id": problem.problem_id, "env": problem.env, "env_mode": rollouts.mode}
-    applied, paid = AppliedRemedy(config.remedy, chat=chat, pay=rollouts.pay), []
+    reward, paid = reward_of(rollouts.pay, config.remedy), []
     for i, (text, grade) in enumerate(zip(texts, grades, strict=True)):
         completion = Completion(ids=chat.completion_ids(text), logprobs=None, finish_reason="stop")
         rollout = Rollout.of(prompt, completion, text, grade, sample_id=i, hint=rollouts.hint, **facts)
-        paid.append(applied.reward(RolloutKey("known answers", 0, i), rollout))
+        paid.append(reward(rollout))
     return paid

@@ -15,7 +15,7 @@ on the order of steps; a rank that computed a step writes its sample and token r
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
@@ -33,11 +33,13 @@ from probe.records.run import (
     write_steps,
     write_tokens,
 )
-from probe.runs.control import TrainingState, passed, warnings_of
+from probe.runs.control import TrainingState, warnings_of
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces, sample_records, solve_share, step_record, token_records
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
+from probe.settings.arms import measured_arm
 from probe.settings.loss import LossSettings
+from probe.settings.run import StepConfig
 from probe.step.additivity import summarise_additivity
 from probe.step.bases import Bases
 from probe.step.groups import GroupSource
@@ -46,7 +48,6 @@ from probe.step.step import Measure, train_step
 from replay_pools.base.files import remove_leftovers, write_sealed
 from replay_pools.base.terminal import report
 from replay_pools.policy.adapters import START, copy_adapter
-from replay_pools.rollout import REWARD_RANGE
 
 if TYPE_CHECKING:
     from probe.runs.inputs import Inputs
@@ -61,14 +62,9 @@ class Setup:
     measures: Callable[[int], Sequence[Measure]]  # of a step: every arm under every loss variant, as in the records
     planning: Callable[[Sequence[int]], Sequence[bool]]  # marks the planning tokens of a completion
     pad_id: int
-    references: References  # reference policies of the KL; in a training its `TrainingState` moves them
-    grams: Mapping[Basis, GramRecorder]  # record sufficient statistics of the nulls; empty in a training
-    reward_range: float = REWARD_RANGE  # largest minus smallest reward that the loss can see
-    # Picks the measure of a step to split over tokens; None: none.
-    attributed: Callable[[int, Sequence[Measure]], Measure | None] = lambda step, measures: None
-    pieces: Pieces | None = None  # token texts for those records
+    pieces: Pieces | None = None  # texts of tokens, for records of their shares
+    grams: Mapping[Basis, GramRecorder] = field(default_factory=dict)  # sufficient statistics of a replay's nulls
     in_update: Callable[[], AbstractContextManager[object]] = nullcontext  # open while a step is computed
-    is_off_policy: bool = False  # a remedy changes prompts or activations in the update only
     training: TrainingState | None = None  # state of the only arm and loss variant; None: frozen weights
 
 
@@ -109,14 +105,13 @@ def run_steps(
         # If ranks split the samples, all compute one step. Otherwise each rank computes a step, and the last batch may
         # have fewer steps than ranks.
         computed = steps if at_a_time == 1 else steps[world.rank : world.rank + 1]
-        new = [row for one in computed for row in _run_step(directory, one, source, setup)]
+        new = [row for one in computed for row in _run_step(inputs.config, directory, one, source, setup)]
         if at_a_time > 1:
             new = [*chain(*world.gather(new))]
         records += new
         if training is not None:
-            for row in new:
-                for name, (value, bound) in passed(row).items():
-                    inputs.say(f"WARNING step {row.step}: {name} {value:.4g} above {bound:g}")
+            for sentence in warnings_of(new):
+                inputs.say(f"WARNING {sentence}")
             # Ranks that drift apart would silently average gradients of different policies.
             world.check_equal(training.updater.trained.values(), f"coordinates after step {step}")
         if world.is_main:
@@ -140,7 +135,7 @@ def run_steps(
         _write_manifest(directory, source, setup, records)
 
 
-def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> list[StepRecord]:
+def _run_step(config: StepConfig, directory: Path, step: int, source: GroupSource, setup: Setup) -> list[StepRecord]:
     """Compute and write one step; return its step records for `steps.jsonl`.
 
     If a number of a training step is not finite, the policy does not take the step: there are no records, only the
@@ -159,7 +154,8 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
     by_teacher = [training is not None and key.pool not in OWN_POOLS for key in keys]
     # If the update sees another prompt or other activations than sampling did, log-probabilities do not give the
     # policy's KL and entropy.
-    on_policy = [sampled and not setup.is_off_policy for sampled in by_policy]
+    is_off_policy = config.remedy is not None and config.remedy.is_off_policy
+    on_policy = [sampled and not is_off_policy for sampled in by_policy]
     with setup.in_update():
         result = train_step(
             setup.bases,
@@ -169,10 +165,10 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
             planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
             on_policy=on_policy,
             pad_id=setup.pad_id,
-            references=setup.references,
+            references=References(None) if training is None else training.references,
             updater=None if training is None else training.updater,
             check_whole=step == 0,
-            attributed=setup.attributed(step, measures),
+            attributed=_attributed(config, step, measures),
         )
     if training is not None and (broken := result.arms[0].broken) is not None:
         training.stopped = f"{broken} in step {step}"
@@ -183,9 +179,7 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
         unit = {module: world.join(rows, len(keys)) for module, rows in result.unit[basis].items()}
         if world.is_main:
             recorder.record(step, unit, weights)
-    control: dict[str, float] = {}
-    staleness: int | None = None
-    entropy: float | None = None
+    control, staleness, entropy = dict[str, float](), None, None
     if training is not None:
         if any(on_policy):  # a teacher's tokens do not give the policy's entropy
             entropy = float(result.nll[[i for i, counts in enumerate(on_policy) if counts]].mean())
@@ -205,13 +199,21 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
             arm,
             conditions[arm.measure.condition],
             control,
-            setup.reward_range,
+            config.reward_range,
             solve,
             staleness=staleness,
             entropy=entropy,
         )
         for arm in result.arms
     ]
+
+
+def _attributed(config: StepConfig, step: int, measures: Sequence[Measure]) -> Measure | None:
+    """Return the measure to split over tokens in a step: the primary loss variant in the measured arm."""
+    if config.token_attribution is not None and step >= config.token_attribution:
+        return None
+    split = config.primary, measured_arm(config.intervention.arms) or config.intervention.arms[0]
+    return next(measure for measure in measures if (measure.condition, measure.arm.name) == split)
 
 
 def _save_adapter(directory: Path, training: TrainingState) -> None:

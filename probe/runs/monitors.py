@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extraction.selection import selected_pairs
-from probe.analysis.detectors import Material, Scores, fields_of, joined, labels_of, row_of, score_all, separation
+from probe.analysis.detectors import Material, fields_of, joined, labels_of, row_of, score_all, separation
 from probe.analysis.statistics.intervals import Array
 from probe.runs.meter import Meter
 from probe.settings.remedy import LABEL
@@ -143,15 +143,20 @@ def open_monitor(config: StepConfig, policy: Policy, bases: Bases, out_dir: Path
     if fields:
         pairs = selected_pairs(config.intervention.extraction) if "pairs" in fields else None
         meter = Meter(policy, bases, pairs, config, out_dir / "cache", fields=fields)
-    learns = "labels" in row.needs and row.name != LABEL
-    needs_clean = not row.is_verdict and (remedy.traits.flags or learns)
-    clean = None
-    if needs_clean:
+    learns, clean = "labels" in row.needs and row.name != LABEL, None
+    if not row.is_verdict and (remedy.traits.flags or learns):
         clean = _clean_material(remedy.clean, policy, meter, config.seed, out_dir)
-    monitor = Monitor(remedy.monitor, fpr=remedy.fpr, clean=clean, meter=meter, seed=config.seed)
     if clean is not None:
-        _check(score_all(clean, [remedy.monitor])[remedy.monitor], clean, remedy.fpr, remedy.monitor)
-    return monitor
+        found = score_all(clean, [remedy.monitor])[remedy.monitor]
+        if found.values is None:
+            where, expected = f"{WHERE} {remedy.monitor}", "a detector that can be measured here"
+            raise InputError(where, expected=expected, found=found.why)
+        assert clean.labels is not None
+        num = int(((clean.labels != 1) & ~np.isnan(found.values)).sum())
+        if num < (least := math.ceil(1 / remedy.fpr)):
+            expected = f"at least {least} clean rewarded rollouts for a share of {remedy.fpr:g}"
+            raise InputError("remedy.fpr", expected=expected, found=str(num), fix="choose another remedy.clean")
+    return Monitor(remedy.monitor, fpr=remedy.fpr, clean=clean, meter=meter, seed=config.seed)
 
 
 def _clean_material(name: str, policy: Policy, meter: Meter | None, seed: int, out_dir: Path) -> Material:
@@ -170,13 +175,3 @@ def _clean_material(name: str, policy: Policy, meter: Meter | None, seed: int, o
         raise InputError(f"remedy.clean {name}", expected="rewarded rollouts", found="none")
     material = Material(rollouts=rollouts, seed=seed) if meter is None else meter(rollouts)
     return replace(material, pools=[pool.name] * len(rollouts), labels=labels_of(rollouts))
-
-
-def _check(found: Scores, clean: Material, fpr: float, name: str) -> None:
-    if found.values is None:
-        raise InputError(f"{WHERE} {name}", expected="a detector that can be measured here", found=found.why)
-    assert clean.labels is not None
-    num = int(((clean.labels != 1) & ~np.isnan(found.values)).sum())
-    if num < (least := math.ceil(1 / fpr)):
-        expected = f"at least {least} clean rewarded rollouts for a share of {fpr:g}"
-        raise InputError("remedy.fpr", expected=expected, found=str(num), fix="choose another remedy.clean")

@@ -8,19 +8,20 @@ split the rollouts of every step, and sums differ in the last bits.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from probe.records.run import DEFAULT_OUT, MAX_STEM_CHARS, Run, default_name, read_run
-from probe.runs.activations import activation_remedy
+from probe.runs.activations import activation_edits, edited
 from probe.runs.assemble import assemble, steps_apart
 from probe.runs.lookahead import look_ahead
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.session import running
-from probe.runs.sources.rewards import AppliedRemedy, ChangedSource, remedied
+from probe.runs.sources.rewards import ChangedSource, remedied
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, with_direction_file
 from probe.step.distributed import SOLO, World
@@ -141,12 +142,10 @@ def with_remedy(
     """
     if config.remedy is None:
         return source, setup
-    activations = activation_remedy(config, policy)
-    if activations is not None:
-        setup = replace(setup, in_update=activations.in_update)
-    remedy = AppliedRemedy(config.remedy, chat=policy, monitor=open_monitor(config, policy, setup.bases, out_dir))
-    changed = remedied(source, remedy)
-    if remedy.monitor is not None:
+    setup = replace(setup, in_update=partial(edited, activation_edits(config, policy)))
+    monitor = open_monitor(config, policy, setup.bases, out_dir)
+    changed = remedied(source, config.remedy, policy, monitor=monitor)
+    if monitor is not None:
         scored = [changed.groups(step) for step in range(source.num_steps)]
         changed = ChangedSource(source, lambda step, groups: scored[step])
     return changed, setup

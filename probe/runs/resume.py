@@ -14,18 +14,13 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from probe.records.records import StepRecord
-from probe.records.run import (
-    CHECKPOINT_DIR,
-    CONFIG_FILE,
-    MANIFEST_FILE,
-    STEPS_FILE,
-    read_steps,
-)
+from probe.records.run import CHECKPOINT_DIR, CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, read_steps
+from probe.runs.control import TrainingState
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_atomic, write_json
 from replay_pools.base.tables import first_difference
@@ -95,19 +90,7 @@ def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
         )
 
 
-class Resumable(Protocol):
-    """An object with a checkpoint, such as `probe.runs.control.TrainingState`."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that a step changes."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
-        ...
-
-
-def save_checkpoint(directory: Path, done: int, state: Resumable) -> None:
+def save_checkpoint(directory: Path, done: int, state: TrainingState) -> None:
     """Write the state after `done` steps to `checkpoint/step_NNNNNN.pt`, with its sha256 as the last 32 bytes."""
     buffer = io.BytesIO()
     # Into memory first, because the file must appear whole.
@@ -117,18 +100,18 @@ def save_checkpoint(directory: Path, done: int, state: Resumable) -> None:
     write_atomic(_path(directory, done), data + hashlib.sha256(data).digest())
 
 
-def drop_checkpoints(directory: Path, recorded: int, *, keep: int = 2) -> None:
-    """Delete checkpoints after the `recorded` steps, and all but the newest `keep` of the others.
+def drop_checkpoints(directory: Path, recorded: int) -> None:
+    """Delete checkpoints after the `recorded` steps, and all but the newest two of the others.
 
     Call it after recording the steps: a run killed between a checkpoint and its line in `steps.jsonl` needs the
     checkpoint before it.
     """
     usable = [done for done in _all(directory) if done <= recorded]
-    for done in set(_all(directory)) - set(usable[-keep:]):
+    for done in set(_all(directory)) - set(usable[-2:]):
         _path(directory, done).unlink()
 
 
-def load_checkpoint(directory: Path, state: Resumable) -> int:
+def load_checkpoint(directory: Path, state: TrainingState) -> int:
     """Restore the newest checkpoint into `state`.
 
     Returns:

@@ -7,8 +7,8 @@ from probe.records.run import OWN_POOLS
 from probe.runs.heldout import hold_out
 from probe.runs.inputs import Inputs, with_divisor
 from probe.runs.sources.others import taught_problems
-from probe.runs.sources.problems import PrioritisedProblems, Problems, choose_problems
-from probe.runs.sources.rewards import check_payable, check_returning
+from probe.runs.sources.problems import Problems, choose_problems
+from probe.runs.sources.rewards import check_payable
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
@@ -57,18 +57,22 @@ class TrainingInputs(Inputs[TrainConfig]):
             known = taught_problems(trained, self.teacher)
         width = rollouts.prompts_per_step * (1 + rollouts.dynamic_sampling)
         is_taught = [taught > 0 for taught, _ in self.counts]
-        if rollouts.prioritise is not None:
-            candidates = [known if teaches else trained for teaches in is_taught]
-            priority, power = rollouts.prioritise, rollouts.prioritise_power
-            return PrioritisedProblems(candidates, width, priority, power, seed, self.world), held_out
-        drawn = {}
-        for teaches, candidates in ((True, known), (False, trained)):
-            batches = is_taught.count(teaches)
-            drawn[teaches] = iter(choose_problems(candidates, batches=batches, prompts_per_step=width, seed=seed))
-        problems = [next(drawn[teaches]) for teaches in is_taught]
-        if self.config.objective.reward == "surprise":
-            check_returning(problems)
-        return Problems(problems), held_out
+        pools, priority = {True: known, False: trained}, rollouts.prioritise
+        candidates = [pools[teaches] for teaches in is_taught]
+        if priority is None:
+            drawn = {}
+            for teaches, pool in pools.items():
+                batches = is_taught.count(teaches)
+                drawn[teaches] = iter(choose_problems(pool, batches=batches, prompts_per_step=width, seed=seed))
+            candidates = [next(drawn[teaches]) for teaches in is_taught]
+        problems = Problems(candidates, width, priority, seed, self.world)
+        met = [problem.problem_id for batch in candidates for problem in batch]
+        if self.config.objective.reward == "surprise" and len(set(met)) == len(met):
+            # All problems would have the same expected reward.
+            found = f"{len(met)} problems in {len(candidates)} batches, each once"
+            fix = f"--set rollouts.num_problems={max(len(met) // 4, 1)}, or more steps"
+            raise InputError("objective.reward surprise", expected="problems that come back", found=found, fix=fix)
+        return problems, held_out
 
 
 def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:

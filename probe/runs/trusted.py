@@ -17,13 +17,13 @@ from torch import Tensor
 from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.frames import Frames
 from extraction.adapters.trained import Trained, lora_factors
+from extraction.gradients import per_sample_gradients
 from extraction.library import pair_batch
 from extraction.pairs import Pair
-from probe.runs.finetune import MAX_NORM, backward
 from probe.settings.training import TrustedConfig
 from replay_pools.policy.load import Policy
 
-LR, BATCH = 1e-3, 8  # of the supervised steps; completions a step
+LR, MAX_NORM, BATCH = 1e-3, 1.0, 8  # of the supervised steps: rate, cap on the gradient norm, completions a step
 
 
 def subspaces(
@@ -44,7 +44,10 @@ def subspaces(
         optimizer = torch.optim.AdamW(trained.parameters(), lr=LR, weight_decay=0.0)
         for step in range(config.steps):
             start = step * BATCH % len(pairs)
-            backward(trained.model, batch.rows(first + start, first + min(start + BATCH, len(pairs))))
+            rows = batch.rows(first + start, first + min(start + BATCH, len(pairs)))
+            found = per_sample_gradients(trained.model, {"lora": trained.frames()}, rows).gradients["lora"]
+            tokens = rows.completion_mask.sum()
+            trained.set_gradients({module: found[module].sum(0) / tokens for module in found})
             torch.nn.utils.clip_grad_norm_(trained.parameters(), MAX_NORM)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

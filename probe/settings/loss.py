@@ -4,7 +4,7 @@ LossSettings(reference="base", beta=1e-3)                              GRPO with
 LossCondition(name="capped", changes={"advantage_clip": 2.0})          a loss variant: the run's objective, changed
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, fields, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from extraction.words import LossType
 from probe.settings.words import ADVANTAGE_EPS, Estimator, Old, Reference, Reward, Scale, Strata
-from replay_pools.base.errors import FieldError, InputError, field_errors
+from replay_pools.base.errors import FieldError, InputError
 from replay_pools.base.files import PLAIN_NAME
 from replay_pools.base.tables import STRICT, Maybe, decode, setting
 from replay_pools.engines import PLAIN_LAW, law_of
@@ -20,10 +20,7 @@ from replay_pools.engines import PLAIN_LAW, law_of
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class LossSettings:
-    """The loss, with TRL's names and the formulas of METHOD, section 2. `--condition` takes the same keys.
-
-    `faults` lists settings that contradict each other; the run refuses them.
-    """
+    """The loss, with TRL's names and the formulas of METHOD, section 2. `--condition` takes the same keys."""
 
     loss_type: LossType = setting("grpo", "normaliser of the loss")
     max_completion_length: Maybe[int] = setting(
@@ -58,17 +55,6 @@ class LossSettings:
     reference: Maybe[Reference] = setting(None, "reference policy of the KL; none: no KL is measured")
     beta: float = setting(0.0, "weight of the KL penalty; 0 with a reference: measure the KL only", ge=0)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus")
-
-    def faults(self) -> Iterator[FieldError]:
-        """Return settings that contradict each other."""
-        scale, estimator = self.scale_rewards, self.advantage_estimator
-        divided = f"none with {estimator}: only grpo's advantages are divided"
-        cancels = "batch with reward surprise: the expected reward cancels within a group"
-        return field_errors(
-            (estimator != "grpo" and scale != "none", "scale_rewards", divided, scale),
-            (self.reward == "surprise" and scale != "batch", "scale_rewards", cancels, scale),
-            (self.beta and not self.reference, "beta", "objective.reference as well: base, ema or recorded", "none"),
-        )
 
     @property
     def lacks_divisor(self) -> bool:

@@ -27,6 +27,7 @@ RENAMED = {
     "intervention.gate.gate": "intervention.projection.side",
     "intervention.gate": "intervention.projection",
     "remedy.accuracy": "remedy.monitor",
+    "rollouts.engine": "--url",
     "rollouts.refills": "rollouts.dynamic_sampling",
     "rollouts.past_self": "rollouts.earlier_checkpoint",
 }

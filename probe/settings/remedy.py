@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from probe.settings.words import Passes, Remedy
+from probe.settings.words import Remedy
 from replay_pools.base.tables import STRICT, Maybe, setting
 from replay_pools.rollout import REWARD_PASSED
 
@@ -116,7 +116,6 @@ class RemedyConfig:
     layers: tuple[Annotated[int, Field(ge=0)], ...] = setting(
         (), "steering and ablation: decoder layers, from 0, to change the output of; empty: the middle one"
     )
-    passes: Passes = setting("update", "steering and ablation: forward passes that are changed; evaluations never are")
 
     @property
     def traits(self) -> Traits:
@@ -129,9 +128,8 @@ class RemedyConfig:
 
         For a teacher's rollouts this holds under every remedy that changes either.
         """
-        if self.traits.changes_activations:
-            return self.passes == "update"
-        return self.traits.changes_prompts and self.sampling_instruction is None
+        asks_only_here = self.traits.changes_prompts and self.sampling_instruction is None
+        return self.traits.changes_activations or asks_only_here
 
     @property
     def has_oracle(self) -> bool:

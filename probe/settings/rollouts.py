@@ -1,15 +1,13 @@
 """The tables `source` and `rollouts` of a run: stored rollouts of a replay, or rollouts that the policy samples."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import field
-from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
 from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
-from replay_pools.base.errors import FieldError, field_errors
+from replay_pools.base.errors import FieldError
 from replay_pools.base.tables import STRICT, Maybe, setting
 from replay_pools.engines import Sampler
 from replay_pools.environments.base import NAMES, Split
@@ -77,7 +75,7 @@ class TeacherConfig:
 class EarlierConfig:
     """Rollouts of an earlier checkpoint that replace some of the policy's own (`probe.runs.sources.past`)."""
 
-    fraction: float = setting(0.25, "share of each group", ge=0, lt=1)
+    fraction: float = setting(0.25, "share of each group", gt=0, lt=1)
     every: int = setting(10, "steps between the checkpoints that sample them; the newest one does", ge=1)
 
 
@@ -93,7 +91,6 @@ class RolloutConfig:
     prioritise: Maybe[Priority] = setting(
         None, "draw problems by the policy's results on them; none: each problem once before any repeats"
     )
-    prioritise_power: float = setting(1.0, "exponent of the weights of `prioritise`", gt=0, le=100)
     prompts_per_step: int = setting(8, "groups of a training step", ge=1)
     group: int = setting(8, "rollouts in a group", ge=1)
     code_rule: Maybe[CodeRule] = setting(
@@ -107,7 +104,6 @@ class RolloutConfig:
         ge=1,
         le=MAX_CPU_S,
     )
-    engine: Literal["local", "server"] = setting("local", "what samples; a server gets the adapter of every step")
     served_model: Maybe[str] = setting(
         None, "model or adapter to sample, by its name on the server; none: its only base model"
     )
@@ -124,25 +120,6 @@ class RolloutConfig:
     def grading_rule(self) -> CodeRule:
         """The code rule, or the environment's default."""
         return self.code_rule or default_rule(self.env)
-
-    def faults(self, steps: int) -> Iterator[FieldError]:
-        """Yield settings that a training of `steps` steps cannot sample with."""
-        past, alone = self.earlier_checkpoint, "local with earlier_checkpoint: a server holds only the current policy"
-        every = past.every if past else 0
-        yield from field_errors(
-            (self.group < 2, "group", "at least 2, as the baseline is the mean of a group", self.group),
-            (self.split != "train", "split", "train in a training", self.split),
-            (steps % self.iterations, "iterations", f"a divisor of the {steps} steps", self.iterations),
-            (every % self.iterations, "earlier_checkpoint.every", "a multiple of iterations", every),
-            (past and self.engine == "server", "engine", alone, self.engine),
-        )
-        # The teacher's share may change in every step of its ramp.
-        settled = 0 if self.teacher is None else self.teacher.settled
-        for step in range(0, min(steps, settled + self.iterations), self.iterations):
-            if (others := sum(self.counts(step))) >= self.group:
-                expected = "more rollouts than teacher and earlier_checkpoint take, so that the policy has one"
-                yield FieldError("group", expected, f"{others} of {self.group} in step {step}")
-                return
 
     def counts(self, step: int) -> tuple[int, int]:
         """Return (teacher, earlier checkpoint) rollouts in a group of a step; a share above 0 gives at least one."""

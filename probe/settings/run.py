@@ -31,12 +31,13 @@ from probe.settings.training import (
     OptimizerConfig,
 )
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Verb
-from replay_pools.base.errors import FieldError, field_errors, refuse
+from replay_pools.base.errors import field_errors, refuse
 from replay_pools.base.tables import STRICT, Maybe, decode, field_of, keys_of, setting
 from replay_pools.engines import PLAIN_LAW, law_of
 from replay_pools.rollout import REWARD_RANGE
 
 MAX_SHOWN_ITEMS = 6  # a longer default is shown by its length
+Check = tuple[object, str, str, object]  # (is it wrong, setting, expected, found)
 KINDS: dict[Any, str] = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 
 
@@ -50,11 +51,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse contradicting settings, all in one error."""
-        refuse([*self._faults()])
+        refuse([*field_errors(*self._checks())])
 
-    def _faults(self) -> Iterator[FieldError]:
-        if self.model.name is None:
-            yield FieldError("model.name", "a policy, such as organism or Qwen/Qwen3-4B", "none")
+    def _checks(self) -> Iterator[Check]:
+        """Yield what contradicts: (is it wrong, setting, expected, found)."""
+        yield self.model.name is None, "model.name", "a policy, such as organism or Qwen/Qwen3-4B", "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -95,34 +96,46 @@ class StepConfig(RunConfig):
         """Largest minus smallest reward that the loss can see, including a remedy's penalty."""
         return REWARD_RANGE + (0.0 if self.remedy is None else self.remedy.penalty)
 
-    def _faults(self) -> Iterator[FieldError]:
-        names, arms = [condition.name for condition in self.conditions], self.intervention.arms
+    def _checks(self) -> Iterator[Check]:
+        names, arms, control = [condition.name for condition in self.conditions], self.intervention.arms, self.control
         is_quarantined = self.remedy is not None and self.remedy.name == "quarantine"
         is_split = any(ARMS[name].quarantines for name in arms)
         is_odd = (is_quarantined and not is_split) or (is_split and self.trains and not is_quarantined)
         listed, expected = ", ".join(arms), "quarantine with the remedy quarantine, and only with it"
-        yield from field_errors(
-            (len(set(names)) < len(names), "conditions", "distinct names", ", ".join(names)),
-            (self.trains and len(arms) > 1, "intervention.arms", "one arm if weights move", listed),
-            (self.trains and len(names) > 1, "conditions", "one loss variant if weights move", ", ".join(names)),
-            (is_odd, "intervention.arms", expected, listed),
-        )
+        yield len(set(names)) < len(names), "conditions", "distinct names", ", ".join(names)
+        yield self.trains and len(arms) > 1, "intervention.arms", "one arm if weights move", listed
+        yield self.trains and len(names) > 1, "conditions", "one loss variant if weights move", ", ".join(names)
+        yield is_odd, "intervention.arms", expected, listed
         for name, objective in self.objectives().items():
             table = f"conditions.{name}" if self.conditions else "objective"
-            yield from _below(table, objective.faults())
-            if self.trains:
-                yield from _below("control", self.control.faults(objective.beta))
+            scale, estimator, beta = objective.scale_rewards, objective.advantage_estimator, objective.beta
+            divided = f"none with {estimator}: only grpo's advantages are divided"
+            cancels = "batch with reward surprise: the expected reward cancels within a group"
+            with_kl = "objective.reference as well: base, ema or recorded"
+            is_surprising = objective.reward == "surprise"
+            yield estimator != "grpo" and scale != "none", f"{table}.scale_rewards", divided, scale
+            yield is_surprising and scale != "batch", f"{table}.scale_rewards", cancels, scale
+            yield beta and not objective.reference, f"{table}.beta", with_kl, "none"
+            never = self.trains and control.target_kl is not None
+            bounds = f"beta_min {control.beta_min}, beta {beta}, beta_max {control.beta_max}"
+            is_outside = never and not 0 < control.beta_min <= beta <= control.beta_max
+            yield is_outside, "control.target_kl", "0 < beta_min <= objective.beta <= beta_max", bounds
             if self.remedy is not None:
-                yield from self._remedy_faults(self.remedy, table, objective)
+                yield from self._remedy_checks(self.remedy, table, objective)
 
     @property
     def _has_strangers(self) -> bool:
         """True if another policy sampled some rollouts of the update."""
         return True
 
-    def _remedy_faults(self, remedy: RemedyConfig, table: str, objective: LossSettings) -> Iterator[FieldError]:
+    def _remedy_checks(self, remedy: RemedyConfig, table: str, objective: LossSettings) -> Iterator[Check]:
         """Yield settings that compare an update under a remedy with numbers recorded without it."""
-        traits, estimator, control = remedy.traits, objective.advantage_estimator, self.control
+        traits, estimator, control, tokens = (
+            remedy.traits,
+            objective.advantage_estimator,
+            self.control,
+            self.token_attribution,
+        )
         accepts = "reinforce with finetune-accepted: an accepted rollout has the advantage 1, another one 0"
         shares = f"0 with the remedy {remedy.name}: token shares need the stored prompts"
         kl = f"none, and beta_warmup_steps 0: with the remedy {remedy.name} the policy's KL is not measured"
@@ -130,17 +143,14 @@ class StepConfig(RunConfig):
         is_penalty, is_finetuning = traits.dose == "strength", remedy.name == "finetune-accepted"
         follows_kl = control.target_kl is not None or control.beta_warmup_steps
         # A policy that sampled under the remedy recorded its log-probabilities under it.
-        acts = traits.changes_prompts or traits.changes_activations
-        is_other = remedy.is_off_policy or (acts and self._has_strangers)
-        where, tokens = f"{table}.advantage_estimator", self.token_attribution
-        yield from field_errors(
-            (is_penalty and estimator == "maxrl", where, "grpo with a penalty: maxrl needs rewards >= 0", "maxrl"),
-            (is_finetuning and estimator != "reinforce", where, accepts, estimator),
-            (traits.changes_prompts and tokens != 0, "token_attribution", shares, tokens),
-            (remedy.is_off_policy and follows_kl, "control.target_kl", kl, control.target_kl),
-            (is_other and objective.old_logprobs == "recorded", f"{table}.old_logprobs", recorded, "recorded"),
-            (is_other and objective.reference == "recorded", f"{table}.reference", recorded, "recorded"),
-        )
+        is_other = remedy.is_off_policy or (traits.changes_prompts and self._has_strangers)
+        where = f"{table}.advantage_estimator"
+        yield is_penalty and estimator == "maxrl", where, "grpo with a penalty: maxrl needs rewards >= 0", "maxrl"
+        yield is_finetuning and estimator != "reinforce", where, accepts, estimator
+        yield traits.changes_prompts and tokens != 0, "token_attribution", shares, tokens
+        yield remedy.is_off_policy and follows_kl, "control.target_kl", kl, control.target_kl
+        for key in ("old_logprobs", "reference"):
+            yield is_other and getattr(objective, key) == "recorded", f"{table}.{key}", recorded, "recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -152,14 +162,12 @@ class ReplayConfig(StepConfig):
     steps: Maybe[int] = setting(None, "groups to replay; none: all", ge=1)
     lookahead: Maybe[LookaheadConfig] = None
 
-    def _faults(self) -> Iterator[FieldError]:
-        yield from StepConfig._faults(self)
+    def _checks(self) -> Iterator[Check]:
+        yield from StepConfig._checks(self)
         moves = self.lookahead is not None and (self.trains or self.model.shard_base)
         is_surprise = any(objective.reward == "surprise" for objective in self.objectives().values())
-        yield from field_errors(
-            (moves, "lookahead", "none if the replay trains or shards its base", "steps"),
-            (is_surprise, "objective.reward", "paid, as only a training has expected rewards", "surprise"),
-        )
+        yield moves, "lookahead", "none if the replay trains or shards its base", "steps"
+        yield is_surprise, "objective.reward", "paid, as only a training has expected rewards", "surprise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -171,32 +179,31 @@ class TrainConfig(StepConfig):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     steps: int = setting(..., "optimizer steps", ge=1)
 
-    def _faults(self) -> Iterator[FieldError]:
-        yield from RunConfig._faults(self)
-        yield from StepConfig._faults(self)
-        yield from _below("rollouts", self.rollouts.faults(self.steps))
+    def _checks(self) -> Iterator[Check]:
+        yield from RunConfig._checks(self)
+        yield from StepConfig._checks(self)
         rollouts, remedy, law = self.rollouts, self.remedy, law_of(asdict(self.rollouts.sampler))
-        others = {
-            "iterations": rollouts.iterations > 1,
-            "prefetch": rollouts.prefetch,
-            "earlier_checkpoint": rollouts.earlier_checkpoint,
-        }
-        used, is_current = [name for name, value in others.items() if value], self.objective.old_logprobs == "current"
-        ratio = f"recorded with rollouts.{''.join(used[:1])}: another policy sampled, so the ratio is not 1"
-        is_served, engine = rollouts.engine == "server", "rollouts.engine"
+        earlier, group, iterations = rollouts.earlier_checkpoint, rollouts.group, rollouts.iterations
+        other = "iterations" if iterations > 1 else "prefetch" if rollouts.prefetch else "earlier_checkpoint"
+        is_other = iterations > 1 or rollouts.prefetch or earlier is not None
+        ratio = f"recorded with rollouts.{other}: another policy sampled, so the ratio is not 1"
         reads = remedy is not None and remedy.traits.monitored and rollouts.prefetch
-        edits = remedy is not None and remedy.traits.changes_activations and remedy.passes != "update"
         ahead = f"0 with the remedy {remedy and remedy.name}: the monitor reads rollouts at the weights of their step"
-        without = "local with model.adapter: a server samples without that adapter"
-        assumed = f"{PLAIN_LAW}: the loss assumes the policy's own distribution"
-        yield from field_errors(
-            (not self.trains, "optimizer.lr", "above 0 in a training", f"{self.optimizer.lr:g}"),
-            (law != PLAIN_LAW, "rollouts.sampler", assumed, law),
-            (is_served and self.model.adapter is not None, engine, without, "server"),
-            (used and is_current, "objective.old_logprobs", ratio, "current"),
-            (reads, "rollouts.prefetch", ahead, rollouts.prefetch),
-            (is_served and edits, engine, "local: a server samples without the remedy", "server"),
-        )
+        every = 0 if earlier is None else earlier.every
+        yield not self.trains, "optimizer.lr", "above 0 in a training", f"{self.optimizer.lr:g}"
+        yield law != PLAIN_LAW, "rollouts.sampler", f"{PLAIN_LAW}: the loss assumes the policy's own distribution", law
+        yield is_other and self.objective.old_logprobs == "current", "objective.old_logprobs", ratio, "current"
+        yield reads, "rollouts.prefetch", ahead, rollouts.prefetch
+        yield group < 2, "rollouts.group", "at least 2, as the baseline is the mean of a group", group
+        yield rollouts.split != "train", "rollouts.split", "train in a training", rollouts.split
+        yield self.steps % iterations, "rollouts.iterations", f"a divisor of the {self.steps} steps", iterations
+        yield every % iterations, "rollouts.earlier_checkpoint.every", "a multiple of iterations", every
+        # The teacher's share may change in every step of its ramp.
+        settled = 0 if rollouts.teacher is None else rollouts.teacher.settled
+        steps = range(0, min(self.steps, settled + iterations), iterations)
+        taken, step = max((sum(rollouts.counts(step)), -step) for step in steps)
+        expected = "more rollouts than teacher and earlier_checkpoint take, so that the policy has one"
+        yield taken >= group, "rollouts.group", expected, f"{taken} of {group} in step {-step}"
 
     @property
     def _has_strangers(self) -> bool:
@@ -271,12 +278,6 @@ def _order(table: str) -> int:
     names = ("model", "source", "rollouts", "objective", "intervention", "remedy", "optimizer", "control")
     names = (*names, "checkpoints", "evaluation", "lookahead")
     return names.index(table) if table in names else len(names)
-
-
-def _below(table: str, faults: Iterator[FieldError]) -> Iterator[FieldError]:
-    """Prefix the field of each fault with its table."""
-    for fault in faults:
-        yield FieldError(f"{table}.{fault.where}", fault.expected, fault.found)
 
 
 def _type_text(hint: Any) -> str:

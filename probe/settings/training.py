@@ -1,6 +1,5 @@
 """The tables `model`, `intervention`, `optimizer`, `control`, `checkpoints` and `evaluation` of a run. No torch."""
 
-from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Literal
 
@@ -128,15 +127,8 @@ class ControlConfig:
     beta_min: float = setting(1e-4, "lowest adapted beta", ge=0)
     beta_max: float = setting(1.0, "highest adapted beta", ge=0)
     ema_decay: float = setting(0.99, "decay of the EMA reference; 0: the reference is the policy", ge=0, le=1)
-    ema_every: int = setting(1, "steps between updates of the EMA reference", ge=1)
     sepa_ramp_steps: int = setting(0, "steps of the ramp of SEPA's lambda", ge=0)
     limits: Limits = field(default_factory=Limits)
-
-    def faults(self, beta: float) -> Iterator[FieldError]:
-        """Yield settings under which the controller could never move beta."""
-        if self.target_kl is not None and not 0 < self.beta_min <= beta <= self.beta_max:
-            actual = f"beta_min {self.beta_min}, beta {beta}, beta_max {self.beta_max}"
-            yield FieldError("target_kl", "0 < beta_min <= objective.beta <= beta_max", actual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

@@ -32,7 +32,6 @@ Remedy = Literal[  # probe.settings.remedy.TRAITS; uses of a monitor: probe.runs
     "preventative-steering",
     "concept-ablation",
 ]
-Passes = Literal["update", "update-and-sampling"]  # forward passes with changed activations: probe.runs.activations
 Reference = Literal["base", "ema", "recorded"]  # reference policy of a KL: probe.step.reference
 Dtype = Literal["float32", "bfloat16", "float64"]  # of the weights; coordinates and cosines stay in float32
 

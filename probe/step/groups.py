@@ -62,7 +62,7 @@ class GroupSource(Protocol):
         ...
 
 
-def stored_reward(key: RolloutKey, rollout: Rollout) -> float:
+def stored_reward(rollout: Rollout) -> float:
     """Return the reward of a rollout as it was graded."""
     return rollout.reward
 
@@ -70,7 +70,7 @@ def stored_reward(key: RolloutKey, rollout: Rollout) -> float:
 def make_group(
     step: int,
     chosen: Sequence[tuple[RolloutKey, Rollout]],
-    reward: Callable[[RolloutKey, Rollout], float] = stored_reward,
+    reward: Callable[[Rollout], float] = stored_reward,
 ) -> Group:
     """Make a group of stored rollouts, without their labels; every source makes its groups here.
 
@@ -82,7 +82,7 @@ def make_group(
         prompt_ids=tuple(rollout.prompt_ids for rollout in rollouts),
         completion_ids=tuple(rollout.completion_ids for rollout in rollouts),
         completion_masks=tuple(rollout.completion_mask for rollout in rollouts),
-        rewards=tuple(reward(key, rollout) for key, rollout in chosen),
+        rewards=tuple(map(reward, rollouts)),
         sampling_logprobs=tuple(rollout.sampling_logprobs for rollout in rollouts),
         keys=keys,
         problem_id=rollouts[0].problem_id,

@@ -2,7 +2,7 @@
 
     base      the coordinates at the start: exactly the policy that the run starts from, the base model or what
               `model.adapter` makes of it
-    ema       reference <- decay reference + (1 - decay) policy, every `ema_every` steps; decay 0: synced
+    ema       reference <- decay reference + (1 - decay) policy after every step; decay 0: synced
     recorded  the log-probabilities that the rollouts were sampled with
 
 The record names the reference: no recorded or cached value stands in for one that moves. To add one: its word in
@@ -28,13 +28,12 @@ class References:
     Args:
         trained: the policy at the start; None for a policy that never moves: it equals its base and its EMA.
         ema_decay: of the EMA, in [0, 1].
-        ema_every: steps between its updates.
     """
 
-    def __init__(self, trained: Trained | None, *, ema_decay: float = 0.99, ema_every: int = 1) -> None:
-        self._trained, self._decay, self._every = trained, ema_decay, ema_every
+    def __init__(self, trained: Trained | None, *, ema_decay: float = 0.99) -> None:
+        self._trained, self._decay = trained, ema_decay
         self._base = {} if trained is None else trained.values()
-        self._ema, self._updates = self._base, 0
+        self._ema = self._base
 
     def scores(
         self, names: Iterable[str], bases: Bases, batch: Batch, current: Tensor, recorded: Tensor | None
@@ -66,20 +65,18 @@ class References:
         return scores
 
     def update(self) -> None:
-        """Count an optimizer step, and move the EMA toward the policy after every `ema_every` steps."""
-        self._updates += 1
-        if self._trained is not None and self._updates % self._every == 0:
+        """Move the EMA toward the policy after an optimizer step."""
+        if self._trained is not None:
             policy = self._trained.values()
             self._ema = {m: torch.lerp(value, policy[m], 1 - self._decay) for m, value in self._ema.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the EMA and its count of steps, for a checkpoint."""
-        return {"ema": dict(self._ema), "updates": self._updates}
+        """Return the EMA, for a checkpoint."""
+        return {"ema": dict(self._ema)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `state_dict`."""
         self._ema = {module: value.to(self._base[module]) for module, value in state["ema"].items()}
-        self._updates = state["updates"]
 
 
 def needed(recorded: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ SMALL = ["--steps", "3", "--group", "2", "--hint", "--max-new-tokens", "64", "--
 
 
 def generated(out: Path, url: str, *options: str, code: int = 0) -> Path:
-    arguments = ["pool", "generate", "--engine", "server", "--url", url, "--out", str(out), *SMALL, *options]
+    arguments = ["pool", "generate", "--url", url, "--out", str(out), *SMALL, *options]
     assert run(cli, arguments) == code
     return out / "pools" / "served"
 
@@ -41,16 +41,14 @@ def test_a_served_pool_is_whole_and_a_cut_off_one_resumes_to_its_bytes(
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        ([], "--url"),
         (["--url", "http://h:1", "--adapter", "teacher"], "--adapter"),
         (["--url", "h:1"], "found 'h:1'"),
-        (["--engine", "local", "--url", "http://h:1"], "--url"),
     ],
 )
 def test_options_of_the_other_engine_are_refused(
     options: list[str], where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["pool", "generate", "--name", "x", "--out", str(tmp_path), "--engine", "server", *options]
+    arguments = ["pool", "generate", "--name", "x", "--out", str(tmp_path), *options]
     assert run(cli, arguments) == 2
     assert where in capsys.readouterr().err
     assert not (tmp_path / "pools").exists()

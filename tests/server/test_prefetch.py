@@ -17,14 +17,12 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.sources import sampled
-from probe.runs.sources.past import PastSource
+from probe.runs.sources.past import Ahead
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 
 SETTINGS = {
     "model.lora_rank": 4,
-    "rollouts.engine": "server",
     "rollouts.prompts_per_step": 1,
     "rollouts.group": 2,
     "rollouts.dynamic_sampling": 1,
@@ -72,6 +70,21 @@ def whole(train: Callable[..., Path]) -> Path:
     return train("whole")
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model.adapter": "x"}, "no model.adapter"),
+        ({"rollouts.earlier_checkpoint.every": 2, "rollouts.prefetch": 0}, "no rollouts.earlier_checkpoint"),
+    ],
+)
+def test_what_a_server_cannot_sample_is_refused(
+    changes: dict[str, Any], expected: str, preset: Callable[..., str], out: Path, capsys: Any
+) -> None:
+    options = ["--preset", preset(SETTINGS | changes), "--name", "unserved", "--out", str(out)]
+    assert run(cli, ["train", *options, "--url", "http://127.0.0.1:1"]) == 2
+    assert f"--url: expected {expected}" in capsys.readouterr().err
+
+
 def test_every_step_is_sampled_from_its_policy(train: Callable[..., Path], small: str) -> None:
     """The arm projected, in truncated SVD coordinates."""
     settings = {"intervention.arms": ["projected"], "model.svd_rank": 24, "rollouts.prefetch": 0, "steps": 2}
@@ -88,7 +101,7 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
     """Byte for byte, evaluations among them. In turn: no thread, and each batch is sampled when its step needs it, with
     the weights of its time put back.
     """
-    monkeypatch.setattr(sampled, "PastSource", lambda source, past, *server: PastSource(source, past))
+    monkeypatch.setattr(Ahead, "wait", lambda ahead, batch: None)
     assert contents(train("whole-in-turn")) == contents(whole)
     moved = max(abs(step.ratio["mean"] - 1) for step in read_run(whole).steps)
     assert moved > 1e-3, "no policy has moved since it sampled: the test shows nothing"

@@ -94,7 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
 
 def test_a_pool(server: Vllm, tmp_path: Path) -> None:
     """Whole, with the policy's log-probabilities; the same seeds give the same completions."""
-    options = f"--engine server --url {server.url} --hint --steps 3 --group 4 --max-new-tokens 48 --seed 5".split()
+    options = f"--url {server.url} --hint --steps 3 --group 4 --max-new-tokens 48 --seed 5".split()
     for name in ("a", "b"):
         assert run(cli, ["pool", "generate", *options, "--name", name, "--out", str(tmp_path)]) == 0
     first, second = (open_pool(tmp_path / "pools" / name) for name in ("a", "b"))
@@ -134,7 +134,6 @@ def test_an_arm_is_trained_while_the_server_is_killed_and_comes_back(
         "model.dtype": "float32",
         "model.svd_rank": RANK,
         "model.lora_rank": 8,
-        "rollouts.engine": "server",
         "rollouts.prompts_per_step": 2,
         "rollouts.group": 4,
         "rollouts.prefetch": 1,

@@ -229,7 +229,7 @@ def sample_again(pool: PoolFacts, steps: int) -> str:
     options = {f"--{key}": plan[key] for key in ("env", "split", "mode", "group", "seed")} | {"--steps": steps}
     options |= {"--model": policy["base_model"], "--adapter": policy.get("adapter")}
     options |= {"--temperature": sampler["temperature"], "--max-new-tokens": sampler["max_new_tokens"]}
-    options |= {"--name": f"{pool.name}-{steps}", "--engine": "server" if pool.said("engine") else None}
+    options |= {"--name": f"{pool.name}-{steps}"}
     words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
     command = shlex.join(["probe", "pool", "generate", *words, *(["--hint"] if plan.get("hint") is True else [])])
     return f"{command} --url URL" if pool.said("engine") else command

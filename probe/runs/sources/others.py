@@ -8,30 +8,19 @@ off-policy. At ratio 1 (`old_logprobs` "current") a rewarded rollout of a teache
 recorded log-probabilities the ratio to the teacher's distribution would nearly remove it. An earlier checkpoint is
 close enough for that ratio, and needs it.
 
-To add a source, make an `OtherPolicy`, and add its table in `probe.settings.rollouts`.
+To add a source, add a function to `LiveSource.others`, and its table in `probe.settings.rollouts`.
 """
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
+from probe.runs.sources.live import Keyed
 from probe.step.groups import RolloutKey
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
-
-Keyed = list[tuple[RolloutKey, Rollout]]
-
-
-@dataclass(frozen=True, slots=True)
-class OtherPolicy:
-    """A source of some rollouts in groups that the policy in training completes."""
-
-    counts: Sequence[int]  # its rollouts in a group, by batch
-    # (batch, one of the policy's rollouts of each group) -> its rollouts for each group
-    drawn: Callable[[int, Sequence[Rollout]], list[Keyed]]
 
 
 def teacher(
@@ -40,8 +29,8 @@ def teacher(
     *,
     seed: int,
     taught_prompt: Callable[[Rollout], str] = attrgetter("prompt_sha"),
-) -> OtherPolicy:
-    """Make the `OtherPolicy` of a stored pool.
+) -> Callable[[int, Sequence[Rollout]], list[Keyed]]:
+    """Make the function for `LiveSource.others` that draws from a stored pool.
 
     Args:
         pool: its rollouts answer the same rendered prompts as the live source, in its batches.
@@ -62,6 +51,8 @@ def teacher(
             raise InputError(where, expected=expected, found=str(len(rollouts)))
 
     def of_prompt(batch: int, live: Rollout) -> Keyed:
+        if not counts[batch]:
+            return []
         prompt = taught_prompt(live)
         if prompt not in by_prompt:
             told = "with" if live.hint else "no"
@@ -77,7 +68,7 @@ def teacher(
         chosen = [rollouts[i] for i in sorted(draw.sample(range(len(rollouts)), counts[batch]))]
         return [(RolloutKey(pool.name, each.step, each.sample_id), each) for each in chosen]
 
-    return OtherPolicy(counts, lambda batch, live: [of_prompt(batch, rollout) for rollout in live])
+    return lambda batch, live: [of_prompt(batch, rollout) for rollout in live]
 
 
 def taught_problems(problems: Sequence[Problem], teacher: Pool) -> list[Problem]:

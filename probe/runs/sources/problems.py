@@ -1,7 +1,7 @@
 """The problems of a training's batches.
 
-    Problems               fixed at the start: all in a random order, then in another one (`choose_problems`)
-    PrioritisedProblems    drawn batch by batch, by the policy's results on each problem so far
+    no priority    fixed at the start: all in a random order, then in another one (`choose_problems`)
+    a priority     drawn batch by batch, by the policy's results on each problem so far
 
 The second is AlphaStar's prioritised fictitious self-play (Vinyals et al. 2019, Nature 575, 350-354) with problems in
 place of opponents. p is the smoothed share of a problem's rollouts that were rewarded (`Tally`; a remedy may take a
@@ -12,7 +12,7 @@ nothing:
     hard         1 - p          f_hard: prefer problems that are not rewarded yet
     exploited    e              prefer problems with wrong rollouts that pass (smoothed share): where the policy hacks
 
-Each is raised to the power k. A new problem has p = e = 1/2, so that it is likely to be drawn soon.
+A new problem has p = e = 1/2, so that it is likely to be drawn soon.
 
 To add a priority, add its word to `Priority` in `probe.settings.words` and its row to `PRIORITIES`.
 """
@@ -78,28 +78,23 @@ class Tally:
         reward: reward that the loss sees; nan = none.
     """
 
-    def __init__(
-        self,
-        read: Callable[[int], Mapping[RolloutKey, Rollout]],
-        reward: Callable[[RolloutKey, Rollout], float],
-    ) -> None:
+    def __init__(self, read: Callable[[int], Mapping[RolloutKey, Rollout]], reward: Callable[[Rollout], float]) -> None:
         self._read, self._reward = read, reward
-        self._before: list[dict[str, Counts]] = [{}]  # by batch
+        self._before: dict[int, dict[str, Counts]] = {0: {}}  # by batch; a thread that samples ahead fills it, too
 
     def before(self, batch: int) -> Mapping[str, Counts]:
         """Return the counts over the batches before this one, which are all on disk; new problems have no key."""
-        while len(self._before) <= batch:
+        for done in range(len(self._before) - 1, batch):
             counted: dict[str, Counts] = {}
-            for key, rollout in self._read(len(self._before) - 1).items():
-                counted[rollout.problem_id] = counted.get(rollout.problem_id, NEVER_MET) + self._of(key, rollout)
-            total = dict(self._before[-1])
-            for problem_id, counts in counted.items():
-                total[problem_id] = total.get(problem_id, NEVER_MET) + counts
-            self._before.append(total)
+            for rollout in self._read(done).values():
+                counted[rollout.problem_id] = counted.get(rollout.problem_id, NEVER_MET) + self._of(rollout)
+            total = self._before[done]
+            sums = {name: total.get(name, NEVER_MET) + counts for name, counts in counted.items()}
+            self._before[done + 1] = total | sums
         return self._before[batch]
 
-    def _of(self, key: RolloutKey, rollout: Rollout) -> Counts:
-        reward = self._reward(key, rollout)
+    def _of(self, rollout: Rollout) -> Counts:
+        reward = self._reward(rollout)
         known = not math.isnan(reward)
         return Counts(
             rollouts=1,
@@ -110,97 +105,57 @@ class Tally:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class Problems:
-    """The problems of every batch of a run, fixed at the start.
+    """The problems of every batch of a run.
 
-    Attributes:
-        width: problems of a batch.
-        listed: problems for the pool's header: all of the batches, or all candidates of draws.
+    With a priority, a batch is drawn without replacement: each draw takes a remaining problem with a probability
+    proportional to its weight. Draws depend only on the seed, the batch and the tally before it, so that a resumed run
+    repeats them.
     """
 
-    def __init__(self, batches: Sequence[Sequence[Problem]]) -> None:
-        self._batches = batches
-        self.num_batches, self.width = len(batches), len(batches[0])
-        self.listed: Sequence[Problem] = list(chain(*batches))
+    candidates: Sequence[Sequence[Problem]]  # of every batch: its problems, or those that they are drawn from
+    width: int  # problems of a batch
+    priority: Priority | None = None
+    seed: int = 0  # of the draws
+    world: World = SOLO  # rank 0 counts and draws for all
+
+    def __post_init__(self) -> None:
+        """Refuse no more candidates than problems of a batch, which would then take all of them."""
+        if self.priority is not None and (fewest := min(map(len, self.candidates))) <= self.width:
+            expected = f"more problems than the {self.width} of a batch, which would take all whatever their weights"
+            fix = "train on more problems, or on fewer prompts a step"
+            raise InputError("rollouts.prioritise", expected=expected, found=str(fewest), fix=fix)
+
+    @property
+    def num_batches(self) -> int:
+        """The number of batches."""
+        return len(self.candidates)
+
+    @property
+    def listed(self) -> Sequence[Problem]:
+        """Problems for the pool's header: all of the batches, or all candidates of draws."""
+        listed = list(chain(*self.candidates))
+        return listed if self.priority is None else [*{problem.problem_id: problem for problem in listed}.values()]
 
     def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
         """Return the problems of a batch; `tally` counts the run's pool, which holds all earlier batches."""
-        return self._batches[batch]
+        if (priority := self.priority) is None:
+            return self.candidates[batch]
+        by_name = {problem.problem_id: problem for problem in self.candidates[batch]}
+
+        def drawn() -> list[str]:
+            counts, generator = tally.before(batch), random.Random(f"prioritise/{self.seed}/{batch}")
+            return draw({name: counts.get(name, NEVER_MET) for name in by_name}, priority, self.width, generator)
+
+        return [by_name[name] for name in self.world.on_main(drawn)]
 
 
-@final
-class PrioritisedProblems(Problems):
-    """Batches drawn by priority, without replacement within a batch.
-
-    Each draw takes a remaining problem with a probability proportional to its weight. Draws depend only on the seed,
-    the batch and the tally before it, so that a resumed run repeats them.
-
-    Args:
-        candidates: the problems that each batch is drawn from.
-        width: problems of a batch.
-        priority: a row of `PRIORITIES`.
-        power: k, above 0.
-        seed: seed of the draws.
-        world: rank 0 counts and draws for all.
-
-    Raises:
-        InputError: no more candidates than problems of a batch, which would then take all of them.
-    """
-
-    def __init__(
-        self,
-        candidates: Sequence[Sequence[Problem]],
-        width: int,
-        priority: Priority,
-        power: float,
-        seed: int,
-        world: World = SOLO,
-    ) -> None:
-        if (fewest := min(map(len, candidates))) <= width:
-            expected = f"more problems than the {width} of a batch, which would take all whatever their weights"
-            fix = "train on more problems, or on fewer prompts a step"
-            raise InputError("rollouts.prioritise", expected=expected, found=str(fewest), fix=fix)
-        super().__init__(candidates)
-        self.width, self.listed = width, [*{problem.problem_id: problem for problem in self.listed}.values()]
-        self._power, self._seed = power, seed
-        self._priority: Priority = priority
-        self._world = world
-        self._names: dict[int, list[str]] = {}  # drawn, by batch
-
-    def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
-        """Return the problems of a batch, drawn at the first call."""
-        names = self._world.on_main(lambda: self._drawn(batch, tally))
-        by_name = {problem.problem_id: problem for problem in self._batches[batch]}
-        return [by_name[name] for name in names]
-
-    def _drawn(self, batch: int, tally: Tally) -> list[str]:
-        if batch not in self._names:
-            counts = tally.before(batch)
-            names = [problem.problem_id for problem in self._batches[batch]]
-            candidates = {name: counts.get(name, NEVER_MET) for name in names}
-            generator = random.Random(f"prioritise/{self._seed}/{batch}")
-            self._names[batch] = draw(candidates, self._priority, self._power, self.width, generator)
-        return self._names[batch]
-
-
-def draw_chances(candidates: Mapping[str, Counts], priority: Priority, power: float) -> dict[str, float]:
-    """Return {problem_id: probability in one draw}, proportional to the priority raised to `power`."""
-    logs = {name: power * math.log(PRIORITIES[priority](counts)) for name, counts in candidates.items()}
-    # Relative to the largest: a large power must not make all of them underflow.
-    largest = max(logs.values())
-    weights = {name: math.exp(value - largest) for name, value in logs.items()}
-    total = math.fsum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
-
-
-def draw(
-    candidates: Mapping[str, Counts], priority: Priority, power: float, width: int, generator: random.Random
-) -> list[str]:
-    """Draw `width` different problems one by one, each by the chances among the remaining ones."""
-    left, drawn = dict(candidates), []
+def draw(candidates: Mapping[str, Counts], priority: Priority, width: int, generator: random.Random) -> list[str]:
+    """Draw `width` different problems one by one, each in proportion to its weight among the remaining ones."""
+    left, drawn = {name: PRIORITIES[priority](counts) for name, counts in candidates.items()}, []
     for _ in range(width):
-        chances = draw_chances(left, priority, power)
-        (name,) = generator.choices([*chances], [*chances.values()])
+        (name,) = generator.choices([*left], [*left.values()])
         drawn.append(name)
         del left[name]
     return drawn

@@ -31,9 +31,9 @@ graded rollouts; only the loss sees changed rewards, and no other labels (`probe
 `probe.settings.remedy`; a use of a monitor is one more row of `USES`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import final
 
 import numpy as np
@@ -47,7 +47,6 @@ from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay, Remedy
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.base.errors import InputError
-from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import instructed, uninstructed
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import Pool
@@ -66,6 +65,18 @@ FLOOR = 0.1  # of the sd within a group, as a share of the sd over the step
 PAYS: Mapping[Pay, Callable[[Rollout], float]] = {"pass": lambda rollout: rollout.reward, "tests": _by_tests}
 
 
+def reward_of(pay: Pay, remedy: RemedyConfig | None) -> Callable[[Rollout], float]:
+    """Return the reward that the loss sees before a monitor."""
+    if remedy is None or remedy.name != "no-loophole":
+        return PAYS[pay]
+
+    def closed(rollout: Rollout) -> float:
+        grade = replace(rollout.grade, passed=rollout.grade.gt_correct)
+        return PAYS[pay](replace(rollout, grade=grade, reward=grade.reward))
+
+    return closed
+
+
 def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
     """Refuse a teacher's pool with rewards that do not compare with the training's.
 
@@ -79,23 +90,18 @@ def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
     """
     scale = f"{REWARD_COMPILES:g} for source that compiles and {REWARD_PASSED:g} for a pass"
     for rollout in (rollout for step in pool.steps for rollout in step):
-        grade = rollout.grade
-        if rollout.reward != grade.reward:
-            expected = f"a reward of {scale}, as the policy's own rollouts have ({grade.reward:g} by its grade)"
-            found = f"{rollout.reward:g}"
-        elif reads_labels and None in (rollout.hacked, grade.gt_correct):
-            expected, found = "labels of hacks and right answers, which the remedy acts on", "none"
-        elif pay == "tests" and not grade.num_tests:
-            expected, found = "a grade with the number of tests, which rollouts.pay tests pays by", "none"
-        else:
-            continue
-        where = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
-        raise InputError(where, expected=expected, found=found, fix="grade the pool again: probe pool regrade")
-
-
-def _without_loophole(paid: Callable[[Rollout], float], rollout: Rollout) -> float:
-    grade = replace(rollout.grade, passed=rollout.grade.gt_correct)
-    return paid(replace(rollout, grade=grade, reward=grade.reward))
+        grade, where = rollout.grade, f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
+        own = f"a reward of {scale}, as the policy's own rollouts have ({grade.reward:g} by its grade)"
+        labels = "labels of hacks and right answers, which the remedy acts on"
+        tests = "a grade with the number of tests, which rollouts.pay tests pays by"
+        for is_wrong, expected, found in (
+            (rollout.reward != grade.reward, own, f"{rollout.reward:g}"),
+            (reads_labels and None in (rollout.hacked, grade.gt_correct), labels, "none"),
+            (pay == "tests" and not grade.num_tests, tests, "none"),
+        ):
+            if is_wrong:
+                fix = "grade the pool again: probe pool regrade"
+                raise InputError(where, expected=expected, found=found, fix=fix)
 
 
 def group_z(scores: Array, step_sd: float) -> Array:
@@ -115,76 +121,6 @@ USES: Mapping[Remedy, Callable[[Array, Array, Flags, Flags, float], Array]] = {
     "finetune-accepted": lambda r, z, f, p, a: (p & ~f).astype(float),
     "quarantine": lambda r, z, f, p, a: r,
 }
-
-
-@final
-class AppliedRemedy:
-    """What a run pays, and its remedy.
-
-    Args:
-        config: the remedy; None: none.
-        chat: renders the prompts of the update.
-        pay: the training's pay.
-        monitor: scores the rollouts of a step; None: the remedy uses none.
-    """
-
-    def __init__(
-        self, config: RemedyConfig | None, *, chat: Chat, pay: Pay = "pass", monitor: Monitor | None = None
-    ) -> None:
-        self.config, self.paid, self.monitor, self._chat = config, PAYS[pay], monitor, chat
-        self.closes_loophole = config is not None and config.name == "no-loophole"
-        self.sampling_instruction = None if config is None else config.sampling_instruction
-
-    def reward(self, key: RolloutKey, rollout: Rollout) -> float:
-        """Return the reward that the loss sees, before the monitor; nan = the rollout has no label."""
-        return _without_loophole(self.paid, rollout) if self.closes_loophole else self.paid(rollout)
-
-    def groups(self, groups: Sequence[Group], source: GroupSource) -> list[Group]:
-        """Return the groups of a step with the rewards of the loss and the prompts of the update."""
-        changed = [self._repaid(group, source) for group in groups]
-        if self.config is None or self.monitor is None:
-            return changed
-        return self._watched(changed, self.config, self.monitor, source)
-
-    def _repaid(self, group: Group, source: GroupSource) -> Group:
-        rollouts = [source.rollout(key) for key in group.keys]
-        group = replace(group, rewards=tuple(map(self.reward, group.keys, rollouts)))
-        instruction = None if self.config is None else self.config.update_instruction
-        if instruction is None:
-            return group
-        # The policy's rollouts may already have the instruction, a teacher's do not.
-        prompts = [self._chat.render(instructed(rollout.messages, instruction)) for rollout in rollouts]
-        return replace(
-            group,
-            prompt_ids=tuple(ids for _, ids in prompts),
-            mixed_prompt=len({text for text, _ in prompts}) > 1,
-        )
-
-    def _watched(
-        self, groups: Sequence[Group], config: RemedyConfig, monitor: Monitor, source: GroupSource
-    ) -> list[Group]:
-        """Score all rollouts of the step at once, and change their rewards by the use."""
-        keys = [key for group in groups for key in group.keys]
-        rollouts = [*map(source.rollout, keys)]
-        reading = monitor.read(rollouts, [key.pool for key in keys])
-        known = reading.scores[~np.isnan(reading.scores)]
-        step_sd = float(known.std()) if len(known) else 0.0
-        passed = np.array([rollout.grade.passed is True for rollout in rollouts])
-        changed, start = [], 0
-        for group in groups:
-            rows = slice(start, start := start + len(group.keys))
-            z, flags = np.nan_to_num(group_z(reading.scores[rows], step_sd)), reading.flags[rows]
-            rewards = USES[config.name](np.array(group.rewards), z, flags, passed[rows], config.strength_used)
-            flagged = tuple(flags.tolist()) if config.name == "quarantine" else None
-            changed.append(replace(group, rewards=tuple(rewards.tolist()), flagged=flagged))
-        return changed
-
-    def taught_prompt(self, rollout: Rollout) -> str:
-        """Return the `prompt_sha` of the teacher's prompt for the policy's `rollout`."""
-        if self.sampling_instruction is None:
-            return rollout.prompt_sha
-        text, _ = self._chat.render(uninstructed(rollout.messages, self.sampling_instruction))
-        return prompt_sha(text)
 
 
 @final
@@ -209,37 +145,63 @@ class ChangedSource:
         return self._source.rollout(key)
 
 
-def remedied(source: GroupSource, remedy: AppliedRemedy) -> ChangedSource:
+def remedied(
+    source: GroupSource, remedy: RemedyConfig, chat: Chat, *, pay: Pay = "pass", monitor: Monitor | None = None
+) -> ChangedSource:
     """Apply a remedy's rewards and update prompts to the groups of a source.
 
     If every rollout is left out, all rewards are 0 instead, and nothing is learnt.
+
+    Args:
+        source: groups of the policy's and a teacher's rollouts.
+        remedy: the remedy.
+        chat: renders the prompts of the update.
+        pay: the training's pay.
+        monitor: scores the rollouts of a step; None: the remedy uses none.
     """
+    reward = reward_of(pay, remedy)
 
     def change(step: int, groups: tuple[Group, ...]) -> Iterable[Group]:
-        groups = tuple(remedy.groups(groups, source))
-        if all(math.isnan(reward) for group in groups for reward in group.rewards):
+        rollouts = [[source.rollout(key) for key in group.keys] for group in groups]
+        rewards = [np.array([*map(reward, group)]) for group in rollouts]
+        flagged: list[tuple[bool, ...] | None] = [None] * len(groups)
+        if monitor is not None:
+            pools = [key.pool for group in groups for key in group.keys]
+            reading = monitor.read([*chain(*rollouts)], pools)
+            known = reading.scores[~np.isnan(reading.scores)]
+            step_sd = float(known.std()) if len(known) else 0.0
+            ends = np.cumsum([*map(len, rollouts)])[:-1]
+            scores, flags = np.split(reading.scores, ends), np.split(reading.flags, ends)
+            for i, group in enumerate(rollouts):
+                passed = np.array([one.grade.passed is True for one in group])
+                z = np.nan_to_num(group_z(scores[i], step_sd))
+                rewards[i] = USES[remedy.name](rewards[i], z, flags[i], passed, remedy.strength_used)
+                if remedy.name == "quarantine":
+                    flagged[i] = tuple(flags[i].tolist())
+        if np.isnan(np.concatenate(rewards)).all():
             # Statistics of a step need a known reward; equal rewards give no advantage either.
-            return [replace(group, rewards=(0.0,) * len(group.rewards)) for group in groups]
-        return groups
+            rewards = [np.zeros_like(own) for own in rewards]
+        for group, sampled, paid, flags in zip(groups, rollouts, rewards, flagged, strict=True):
+            group = replace(group, rewards=tuple(paid.tolist()), flagged=flags)
+            asks = remedy.update_instruction
+            yield group if asks is None else _asked(group, sampled, asks, chat)
 
     return ChangedSource(source, change)
 
 
-def check_returning(batches: Sequence[Sequence[Problem]]) -> None:
-    """Refuse the reward `surprise` if no problem repeats: all problems would have the same expected reward.
+def _asked(group: Group, rollouts: Sequence[Rollout], instruction: str, chat: Chat) -> Group:
+    """Return the group with the instruction in every prompt."""
+    # The policy's rollouts may already have it, a teacher's do not.
+    prompts = [chat.render(instructed(rollout.messages, instruction)) for rollout in rollouts]
+    ids, texts = tuple(ids for _, ids in prompts), {text for text, _ in prompts}
+    return replace(group, prompt_ids=ids, mixed_prompt=len(texts) > 1)
 
-    Raises:
-        InputError: no problem of these batches is in an earlier one.
-    """
-    met: set[str] = set()
-    for batch in batches:
-        names = {problem.problem_id for problem in batch}
-        if names & met:
-            return
-        met |= names
-    found = f"{len(met)} problems in {len(batches)} batches, each once"
-    fix = f"--set rollouts.num_problems={max(len(met) // 4, 1)}, or more steps"
-    raise InputError("objective.reward surprise", expected="problems that come back", found=found, fix=fix)
+
+def plain_prompt(chat: Chat, instruction: str | None, rollout: Rollout) -> str:
+    """Return the `prompt_sha` of a rollout's prompt without the instruction that it was sampled under, if any."""
+    if instruction is None:
+        return rollout.prompt_sha
+    return prompt_sha(chat.render(uninstructed(rollout.messages, instruction))[0])
 
 
 def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]]) -> ChangedSource:

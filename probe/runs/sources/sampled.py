@@ -3,47 +3,56 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from probe.records.run import EARLIER_DIR, ROLLOUTS_DIR
 from probe.runs.monitors import Monitor
 from probe.runs.sources.live import LiveSource
-from probe.runs.sources.others import Keyed, OtherPolicy, teacher
-from probe.runs.sources.past import PastSource, PastWeights
-from probe.runs.sources.problems import Tally
-from probe.runs.sources.rewards import AppliedRemedy, remedied, surprising
+from probe.runs.sources.others import teacher
+from probe.runs.sources.past import Ahead, PastWeights
+from probe.runs.sources.rewards import plain_prompt, remedied, reward_of, surprising
 from probe.runs.sources.served import PushedEngine
 from probe.runs.training_inputs import TrainingInputs
 from probe.step.groups import GroupSource
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
-from replay_pools.rollout import Rollout
-
-Sampling = Callable[[], AbstractContextManager[object]]  # open while the policy samples
 
 
-def assembled(
+@contextmanager
+def open_source(
     inputs: TrainingInputs,
     maker: RolloutMaker,
     past: PastWeights | None,
     directory: Path,
-    sampling: Sampling,
+    lean: Callable[[], AbstractContextManager[object]],
     monitor: Monitor | None,
-) -> tuple[GroupSource, Sequence[LiveSource]]:
-    """Return the groups for the steps, and the sources that sample them: the policy, and an earlier checkpoint.
+) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
+    """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches).
 
     Args:
         maker: samples and grades.
         past: earlier weights; None if every rollout is of the policy.
-        sampling: open while the policy samples.
+        lean: open while the policy samples.
         monitor: of the remedy; None without one.
     """
-    config, rollouts = inputs.config, inputs.config.rollouts
-    remedy = AppliedRemedy(config.remedy, chat=maker.engine.chat, pay=rollouts.pay, monitor=monitor)
-    if remedy.sampling_instruction is not None:
-        maker = replace(maker, instruction=remedy.sampling_instruction)
+    config, rollouts, remedy = inputs.config, inputs.config.rollouts, inputs.config.remedy
+    instruction = None if remedy is None else remedy.sampling_instruction
+    maker = replace(maker, instruction=instruction)
+    ahead: list[Ahead] = []  # one, if a server samples ahead
 
-    def pool(name: str, group: int, seed: int, origin: str = "", tally: Tally | None = None) -> LiveSource:
+    @contextmanager
+    def sampling(batch: int, *, earlier: bool = False) -> Iterator[None]:
+        with ExitStack() as stack:
+            if past is not None:
+                past.keep(batch)
+                for thread in ahead:
+                    thread.wait(batch)
+                stack.enter_context(past.sampling(batch, earlier=earlier))
+            stack.enter_context(lean())
+            yield
+
+    def pool(name: str, group: int, seed: int, sizes: Sequence[int], origin: str = "", **options: Any) -> LiveSource:
         header = _header(inputs, maker, group)
         header["policy"] = header["policy"] | {"adapter": header["policy"]["adapter"] + origin}
         return LiveSource(
@@ -52,34 +61,45 @@ def assembled(
             maker=maker,
             problems=inputs.problems,
             seed=seed,
+            sizes=sizes,
             iterations=rollouts.iterations,
             resamples=rollouts.dynamic_sampling,
-            reward=remedy.reward,
-            sampling=sampling,
-            tally=tally,
+            reward=reward_of(rollouts.pay, remedy),
             world=inputs.world,
+            **options,
         )
 
-    live = pool(ROLLOUTS_DIR, rollouts.group, config.seed)
-    sources, others = [live], list[OtherPolicy]()
     taught, earlier = [taught for taught, _ in inputs.counts], [earlier for _, earlier in inputs.counts]
-    if rollouts.earlier_checkpoint is not None and past is not None:
+    own = [rollouts.group - sum(others) for others in inputs.counts]
+    live = pool(ROLLOUTS_DIR, rollouts.group, config.seed, own, sampling=sampling)
+    sources, others = [live], []
+    if rollouts.earlier_checkpoint is not None:
         origin = f", as it was after the newest multiple of {rollouts.earlier_checkpoint.every} steps"
         # With the policy's noise, similar policies would sample the same completions.
-        seed = derive_seed(EARLIER_DIR, config.seed)
-        checkpoint = pool(EARLIER_DIR, max(earlier), seed, origin, live.tally)
+        seed, at = derive_seed(EARLIER_DIR, config.seed), partial(sampling, earlier=True)
+        checkpoint = pool(EARLIER_DIR, max(earlier), seed, earlier, origin, sampling=at, tally=live.tally)
         sources.append(checkpoint)
-
-        def drawn(batch: int, of_live: Sequence[Rollout]) -> list[Keyed]:
-            with past.sampling_earlier(batch):
-                return checkpoint.sampled(batch, fewer=rollouts.group - earlier[batch])
-
-        others.append(OtherPolicy(earlier, drawn))
+        others.append(lambda batch, first: checkpoint.sampled(batch))
     if inputs.teacher is not None:
-        others.append(teacher(inputs.teacher, taught, seed=config.seed, taught_prompt=remedy.taught_prompt))
+        prompt = partial(plain_prompt, maker.engine.chat, instruction)
+        others.append(teacher(inputs.teacher, taught, seed=config.seed, taught_prompt=prompt))
     live.others = others
-    groups: GroupSource = live if config.remedy is None else remedied(live, remedy)
-    return surprising(groups, live.counts) if config.objective.reward == "surprise" else groups, sources
+    groups: GroupSource = live
+    if remedy is not None:
+        groups = remedied(groups, remedy, maker.engine.chat, pay=rollouts.pay, monitor=monitor)
+    if config.objective.reward == "surprise":
+        groups = surprising(groups, live.counts)
+    with ExitStack() as stack:
+        if past is not None and isinstance(maker.engine, PushedEngine):
+            ahead.append(Ahead(live, past, maker.engine, inputs.problems.num_batches))
+            stack.enter_context(closing(ahead[0]))
+
+        def finish(batches: int) -> None:
+            stack.close()
+            for source in sources:
+                source.finish(batches)
+
+        yield groups, finish
 
 
 def _header(inputs: TrainingInputs, maker: RolloutMaker, group: int) -> dict[str, Any]:
@@ -96,29 +116,3 @@ def _header(inputs: TrainingInputs, maker: RolloutMaker, group: int) -> dict[str
         steps_per_batch=rollouts.prompts_per_step,
     )
     return pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed)
-
-
-@contextmanager
-def open_source(
-    inputs: TrainingInputs,
-    maker: RolloutMaker,
-    past: PastWeights | None,
-    directory: Path,
-    sampling: Sampling,
-    monitor: Monitor | None,
-) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
-    """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches)."""
-    groups, sources = assembled(inputs, maker, past, directory, sampling, monitor)
-    with ExitStack() as stack:
-        if past is not None:
-            pushed, ahead = None, None
-            if isinstance(maker.engine, PushedEngine):
-                pushed, (ahead, _) = maker.engine, assembled(inputs, maker, past, directory, sampling, None)
-            groups = stack.enter_context(closing(PastSource(groups, past, pushed, ahead)))
-
-        def finish(batches: int) -> None:
-            stack.close()
-            for source in sources:
-                source.finish(batches)
-
-        yield groups, finish

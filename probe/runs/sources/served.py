@@ -11,7 +11,6 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -27,7 +26,6 @@ from replay_pools.rollout import Completion
 from replay_pools.serving import ServerEngine, Unreachable
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-_FROZEN: ContextVar[ServerEngine | None] = ContextVar("frozen", default=None)  # what a thread samples from instead
 MAX_RANK = 512  # the largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33)
 
 
@@ -80,7 +78,7 @@ class PushedEngine:
     def __init__(self, base: ServerEngine, trained: Trained, directory: Path, *, adapter: str) -> None:
         if trained.basis == "svd" and lora_rank(trained) > MAX_RANK:
             raise InputError(
-                "rollouts engine server",
+                "--url",
                 expected=f"delta_S of rank {MAX_RANK} or less, which vLLM takes as a LoRA adapter",
                 found=f"rank {lora_rank(trained)}",
                 fix=f"set model.svd_rank to {MAX_RANK} or less, train the arm projected-lora, or sample locally",
@@ -96,8 +94,8 @@ class PushedEngine:
         return self.base.chat
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """Sample one completion a prompt from the policy as it is now, or as it was saved while `frozen` is open."""
-        return (_FROZEN.get() or self._current()).sample(prompts, sampler, seeds=seeds)
+        """Sample one completion a prompt from the policy as it is now."""
+        return self._current().sample(prompts, sampler, seeds=seeds)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """As the base engine, with the policy's name."""
@@ -109,14 +107,13 @@ class PushedEngine:
         return self._saved(f"probe-{self._digest()}-{label}")
 
     @contextmanager
-    def frozen(self, adapter: Path) -> Iterator[None]:
-        """Sample from a saved adapter, in this thread, while open; then unload it and delete its directory."""
+    def frozen(self, adapter: Path) -> Iterator[ServerEngine]:
+        """Open an engine that samples from a saved adapter; then unload it and delete its directory."""
         try:
-            token = _FROZEN.set(load_adapter(self.base, adapter))
+            engine = load_adapter(self.base, adapter)
             try:
-                yield
+                yield engine
             finally:
-                _FROZEN.reset(token)
                 unload_adapter(self.base, adapter)
         finally:
             shutil.rmtree(adapter)

@@ -66,7 +66,7 @@ def test_passwords_are_not_printed(capsys: pytest.CaptureFixture[str], tmp_path:
         with pytest.raises(InputError, match="PROBE_SERVER_KEY") as error:
             Server(url=url)
         assert "hunter2" not in str(error.value)
-        options = ["--engine", "server", "--url", url, "--name", "x", "--out", str(tmp_path)]
+        options = ["--url", url, "--name", "x", "--out", str(tmp_path)]
         assert run(cli, ["pool", "generate", *options]) == 2
         assert "hunter2" not in capsys.readouterr().err
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

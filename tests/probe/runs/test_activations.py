@@ -18,10 +18,10 @@ from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import loop
-from probe.runs.activations import ActivationRemedy, edited, make_edit, scored_states
+from probe.runs import evaluations, loop
+from probe.runs.activations import edited, make_edit, make_edits, scored_states
 from probe.runs.evaluations import FrozenBatch
-from probe.runs.heldout import HeldOut
+from probe.runs.heldout import held_out_rollouts
 from probe.settings.remedy import RemedyConfig
 from probe.step.distributed import transformer_blocks
 from replay_pools.base.errors import InputError
@@ -135,7 +135,7 @@ def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Trained]) -> No
     """Of the layer in the middle where none is named: hack minus clean of every pair, one forward each."""
     policy, coordinates = organism
     pairs = builtin_pairs("run_tests")[:3]
-    remedy = ActivationRemedy(RemedyConfig(name="preventative-steering"), policy, pairs)
+    ((layer, edit),) = make_edits(RemedyConfig(name="preventative-steering"), policy, pairs)
     backbone, _ = split_model(coordinates.model)
     vector, probed = torch.zeros(policy.model.config.hidden_size), torch.ones(1, 2, policy.model.config.hidden_size)
     with torch.no_grad():
@@ -145,7 +145,6 @@ def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Trained]) -> No
                 ids = policy.completion_ids(text)
                 states = backbone(torch.tensor([[*prompt, *ids]]), output_hidden_states=True).hidden_states[3]
                 vector += sign * states[0, len(prompt) :].mean(0) / len(pairs)
-    ((layer, edit),) = remedy._edits
     assert layer is layers_of(coordinates)[2]
     assert (edit(probed) - probed).allclose(vector.expand_as(probed), atol=2e-5)
     assert vector.norm() > 0.5, "hacks read as clean completions do: the test shows nothing"
@@ -163,23 +162,18 @@ def test_what_the_model_does_not_have_is_refused(
 ) -> None:
     policy, _ = organism
     with pytest.raises(InputError, match=message):
-        ActivationRemedy(config, policy, builtin_pairs("run_tests")[:2])
+        make_edits(config, policy, builtin_pairs("run_tests")[:2])
 
 
-RUNS = {
-    "steer": {
-        "remedy.name": "preventative-steering",
-        "remedy.coefficient": 3.0,
-        "remedy.layers": [0, 1],
-        "objective.reference": "base",
-    },
-    "ablate": {
-        "remedy.name": "concept-ablation",
-        "remedy.components": 2,
-        "remedy.passes": "update-and-sampling",
-        "objective.reference": "base",
-        "objective.beta": 0.1,
-    },
+ABLATED = {
+    "remedy.name": "concept-ablation",
+    "remedy.components": 2,
+    "remedy.layers": [0, 1],
+    "objective.reference": "base",
+    "objective.beta": 0.1,
+    "intervention.arms": ["vanilla"],
+    "steps": 2,
+    "evaluation.every": 1,
 }
 
 
@@ -188,36 +182,24 @@ def hooks(engine: LocalEngine) -> int:
     return sum(len(layer._forward_hooks) for layer in layers)
 
 
-@pytest.fixture(scope="module")
-def start(out: Path, preset: Callable[..., str]) -> dict[str, list[str]]:
-    """The commands of two trainings, up to the names of their runs."""
-    paths = {kind: preset({**own, "steps": 2, "evaluation.every": 1}) for kind, own in RUNS.items()}
-    return {
-        kind: ["train", "--preset", path, "--arm", "vanilla", "--out", str(out), "--name"]
-        for kind, path in paths.items()
-    }
-
-
-@pytest.mark.parametrize("kind", RUNS)
-def test_evaluations_see_nothing(
-    kind: str, start: dict[str, list[str]], out: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_update_alone_sees_the_remedy(
+    out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hooks are there while the update, or sampling as well, runs, and at no evaluation.
-
-    Under a remedy of the update alone no token has the log-probability that it was sampled with: no KL of the policy.
+    """Hooks are there while the update runs, and neither at an evaluation nor in sampling. No token has the
+    log-probability that it was sampled with: no KL of the policy.
     """
     seen: dict[str, set[int]] = {"evaluation": set(), "sampling": set(), "update": set(), "frozen": set()}
     place, engines = ["sampling"], []
-    sample, rollouts, step, measure = LocalEngine.sample, HeldOut.rollouts, loop.train_step, FrozenBatch.measure
+    sample, rollouts = LocalEngine.sample, held_out_rollouts
 
     def sampled(engine: LocalEngine, *arguments: Any, **keywords: Any) -> Any:
         engines.append(engine)
         seen[place[0]].add(hooks(engine))
         return sample(engine, *arguments, **keywords)
 
-    def evaluated(held_out: HeldOut, *arguments: Any) -> Any:
+    def evaluated(*arguments: Any) -> Any:
         place[0] = "evaluation"
-        found = rollouts(held_out, *arguments)
+        found = rollouts(*arguments)
         place[0] = "sampling"
         return found
 
@@ -229,16 +211,12 @@ def test_evaluations_see_nothing(
         return call
 
     monkeypatch.setattr(LocalEngine, "sample", sampled)
-    monkeypatch.setattr(HeldOut, "rollouts", evaluated)
-    monkeypatch.setattr(FrozenBatch, "measure", noted("frozen", measure))
-    monkeypatch.setattr(loop, "train_step", noted("update", step))
-    assert run(cli, [*start[kind], f"{kind}-whole"]) == 0
-    num = len(RUNS[kind].get("remedy.layers", [2]))
-    in_sampling = num if kind == "ablate" else 0
-    assert seen == {"evaluation": {0}, "frozen": {0}, "sampling": {in_sampling}, "update": {num}}
+    monkeypatch.setattr(evaluations, "held_out_rollouts", evaluated)
+    monkeypatch.setattr(FrozenBatch, "measure", noted("frozen", FrozenBatch.measure))
+    monkeypatch.setattr(loop, "train_step", noted("update", loop.train_step))
+    assert run(cli, ["train", "--preset", preset(ABLATED), "--name", "ablated", "--out", str(out)]) == 0
+    assert seen == {"evaluation": {0}, "frozen": {0}, "sampling": {0}, "update": {2}}
     assert hooks(engines[0]) == 0
-    record = read_run(out / "runs" / f"{kind}-whole")
+    record = read_run(out / "runs" / "ablated")
     assert record.manifest["additivity"]["largest"] < 1e-4
-    assert record.settings.remedy.name == RUNS[kind]["remedy.name"]
-    has_kl = {"mean" in step.kl for step in record.steps}
-    assert has_kl == {kind == "ablate"}
+    assert not any("mean" in step.kl for step in record.steps)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from adapted import configured, token_logprobs
-from interrupts import interrupted_at
 from safetensors.torch import load_file, save_file
 
 from extraction.selection import selected_pairs
@@ -64,14 +63,9 @@ def teacher_copy(teacher: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def first(out: Path, preset: Callable[..., str], teacher: Path) -> tuple[Path, list[str]]:
-    """Two steps from the teacher, by a KL penalty from the policy at the start; killed in the second step, resumed."""
+    """Two steps from the teacher, by a KL penalty from the policy at the start."""
     settings = MOVES | {"model.adapter": str(teacher), "objective.reference": "base", "objective.beta": 0.01}
     options = ["train", "--preset", preset(settings), "--arm", "projected", "--out", str(out), "--name"]
-    with pytest.MonkeyPatch.context() as patch:
-        from probe.runs import loop
-
-        patch.setattr(loop, "train_step", interrupted_at(2, loop.train_step))
-        assert run(cli, [*options, "from-teacher"]) == 130
     assert run(cli, [*options, "from-teacher"]) == 0
     return out / "runs" / "from-teacher", options
 
@@ -122,21 +116,19 @@ def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
     assert min(abs(loaded[0] - loaded[1]), abs(loaded[1] - loaded[2])) > 1e-3, "a policy that did not move"
 
 
-@pytest.mark.parametrize("arm", ["vanilla", pytest.param("projected-lora", marks=pytest.mark.slow)])
 def test_a_replay_measures_the_policy_with_its_adapter(
-    arm: str, out: Path, teacher_copy: Path, small: str, quick: list[str], capsys: pytest.CaptureFixture[str]
+    out: Path, teacher_copy: Path, small: str, quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The likelihoods of its records are those of base and adapter; directions of the base are refused (with equal
     targets, too, since an adapter may change other modules); so is a changed adapter.
     """
-    basis = {"vanilla": "svd", "projected-lora": "lora"}[arm]
     few_pairs = quick[2:]
-    adapted = ["--set", f"model.adapter={teacher_copy}", "--set", "model.lora_rank=2"]
-    options = ["replay", *quick[:2], "--steps", "1", "--per-pool", "2", "--arm", arm, *adapted]
+    adapted = ["--set", f"model.adapter={teacher_copy}"]
+    options = ["replay", *quick[:2], "--steps", "1", "--per-pool", "2", "--arm", "vanilla", *adapted]
     options += [*few_pairs[2:], "--out", str(out), "--name"]
-    whole = [*options, f"adapted-{arm}", *few_pairs[:2]]
+    whole = [*options, "adapted", *few_pairs[:2]]
     assert run(cli, whole) == 0
-    measured = read_run(out / "runs" / f"adapted-{arm}")
+    measured = read_run(out / "runs" / "adapted")
     assert measured.config["adapter_sha256"] == adapter_sha(teacher_copy)
     models = [load_policy(small, adapter=name).model for name in (str(teacher_copy), None)]
     for sample in measured.samples:
@@ -148,16 +140,16 @@ def test_a_replay_measures_the_policy_with_its_adapter(
         assert sample.nll == pytest.approx(of_teacher, abs=1e-4)
         assert abs(of_teacher - of_base) > 1e-3, "base and teacher are not told apart"
 
-    extract = ["extract", "--model", small, "--basis", basis, *few_pairs, "--set", "model.lora_rank=2"]
+    extract = ["extract", "--model", small, *few_pairs]
     extract += ["--out", str(out), "--name"]
-    assert run(cli, [*extract, f"of-base-{arm}"]) == 0
-    assert run(cli, [*extract, f"of-adapted-{arm}", *adapted]) == 0
+    assert run(cli, [*extract, "of-base"]) == 0
+    assert run(cli, [*extract, "of-adapted", *adapted]) == 0
     assert f"--set model.adapter={teacher_copy}" in capsys.readouterr().out
-    assert run(cli, [*options, f"along-adapted-{arm}", "--v-hack", f"of-adapted-{arm}"]) == 0
-    along = read_run(out / "runs" / f"along-adapted-{arm}")
+    assert run(cli, [*options, "along-adapted", "--v-hack", "of-adapted"]) == 0
+    along = read_run(out / "runs" / "along-adapted")
     assert [step.cos_in for step in along.steps] == pytest.approx([step.cos_in for step in measured.steps], abs=1e-5)
     capsys.readouterr()
-    assert run(cli, [*options, f"along-base-{arm}", "--v-hack", f"of-base-{arm}"]) == 2
+    assert run(cli, [*options, "along-base", "--v-hack", "of-base"]) == 2
     assert "start_adapter" in capsys.readouterr().err
 
     path = teacher_copy / "adapter_config.json"
@@ -166,10 +158,9 @@ def test_a_replay_measures_the_policy_with_its_adapter(
     assert "adapter_sha256 = " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("adapter", ["taecher", "."])
-def test_no_adapter_is_no_start(adapter: str, out: Path, preset: Callable[..., str], capsys) -> None:
+def test_no_adapter_is_no_start(out: Path, preset: Callable[..., str], capsys) -> None:
     """A dry run refuses it too: it is looked at before any weights are loaded."""
-    options = ["--preset", preset({"model.adapter": adapter}), "--name", "no-start", "--out", str(out), "--dry-run"]
+    options = ["--preset", preset({"model.adapter": "taecher"}), "--name", "no-start", "--out", str(out), "--dry-run"]
     assert run(cli, ["train", *options]) == 2
     assert "adapter_config" in capsys.readouterr().err
 

@@ -61,9 +61,10 @@ def live(out: Path):
             out / "live" / "rollouts",
             header=header,
             maker=maker,
-            problems=Problems(problems),
+            problems=Problems(problems, width=2),
             seed=4,
-            sampling=coordinates.folded,
+            sizes=[4, 4],
+            sampling=lambda batch: coordinates.folded(),
         )
         for step in range(2):
             source.groups(step)

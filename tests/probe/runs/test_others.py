@@ -50,10 +50,10 @@ def test_coming_batches_are_sampled_from_the_weights_of_their_time(make_tiny: Ca
 
     past, levels = make(), []
     for step in range(12):
-        past.keep(past.batch(step))
+        past.keep(step // 2)
         found = []
-        for opened in (past.sampling, past.sampling_earlier):
-            with opened(past.batch(step)):
+        for earlier in (False, True):
+            with past.sampling(step // 2, earlier=earlier):
                 found.append(level())
         levels.append(tuple(found))
         assert level() == step

@@ -56,10 +56,10 @@ def test_the_records_say_how_stale_the_rollouts_are(ahead: Path) -> None:
 def test_a_batch_that_is_lost_is_sampled_again_from_the_weights_of_its_time(
     ahead: Path, out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut off in step 4, whose checkpoint is that of 3 steps; in the rollouts of a batch; and in a later step. Each
-    time the rollouts are lost, too, from the batch on at which the run goes on."""
+    """Cut off in step 4, whose checkpoint is that of 3 steps, and in the rollouts of a batch. Each time the rollouts
+    are lost, too, from the batch on at which the run goes on."""
     options = (out, preset(TWICE), "prefetch-cut")
-    for owner, function, call in [(loop, "write_samples", 5), (PoolWriter, "write_step", 3), (loop, "write_steps", 2)]:
+    for owner, function, call in [(loop, "write_samples", 5), (PoolWriter, "write_step", 3)]:
         monkeypatch.setattr(owner, function, interrupted_at(call, getattr(owner, function)))
         directory = trained(*options, code=130)
         monkeypatch.undo()

@@ -13,7 +13,7 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.sources.problems import Counts, PrioritisedProblems, Tally, draw, draw_chances
+from probe.runs.sources.problems import PRIORITIES, Counts, Problems, Tally, draw
 from probe.runs.training_inputs import TrainingInputs
 from probe.step.groups import RolloutKey, stored_reward
 from replay_pools.pool import open_pool
@@ -27,35 +27,21 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("priority", "power", "weights"),
-    [
-        ("variance", 1.0, [1 / 4, 3 / 16, 3 / 16]),
-        ("variance", 2.0, [1 / 16, 9 / 256, 9 / 256]),
-        ("hard", 1.0, [1 / 2, 1 / 4, 3 / 4]),
-        ("hard", 3.0, [1 / 8, 1 / 64, 27 / 64]),
-        ("exploited", 1.0, [1 / 2, 1 / 2, 1 / 8]),
-        ("exploited", 0.5, [2**-0.5, 2**-0.5, 2**-1.5]),
-    ],
-)
-def test_chances_are_the_weights_by_hand(priority, power: float, weights: list[float]) -> None:
-    chances = draw_chances(COUNTS, priority, power)
-    assert [chances[name] for name in COUNTS] == pytest.approx([weight / sum(weights) for weight in weights])
+# {priority: the weights of COUNTS, by hand}
+WEIGHTS = {
+    "variance": {"new": 1 / 4, "easy": 3 / 16, "hard": 3 / 16},
+    "hard": {"new": 1 / 2, "easy": 1 / 4, "hard": 3 / 4},
+    "exploited": {"new": 1 / 2, "easy": 1 / 2, "hard": 1 / 8},
+}
 
 
-def test_a_large_power_takes_the_largest_first_and_never_divides_by_zero() -> None:
-    """0.001 to the power of 100 is no double: the weights that are left are compared with one another."""
-    counts = {str(i): Counts(rollouts=1000, paid=1000 - i) for i in range(4)}
-    assert draw(counts, "hard", 100.0, 3, random.Random(0)) == ["3", "2", "1"]
-    counts = {str(i): Counts(rollouts=10**6, paid=10**6) for i in range(3)}
-    assert draw_chances(counts, "hard", 100.0) == pytest.approx(dict.fromkeys(counts, 1 / 3))
-
-
-def test_draws_are_without_replacement_by_the_chances_that_are_left() -> None:
+@pytest.mark.parametrize("priority", WEIGHTS)
+def test_draws_are_without_replacement_by_the_weights_that_are_left(priority) -> None:
     """Frequencies of 20,000 draws of two against the exact law: w_a / W * w_b / (W - w_a). Four standard errors."""
-    chances = draw_chances(COUNTS, "hard", 2.0)
-    times = 20_000
-    drawn = Counter(tuple(draw(COUNTS, "hard", 2.0, 2, random.Random(i))) for i in range(times))
+    assert {name: PRIORITIES[priority](counts) for name, counts in COUNTS.items()} == pytest.approx(WEIGHTS[priority])
+    times, total = 20_000, sum(WEIGHTS[priority].values())
+    chances = {name: weight / total for name, weight in WEIGHTS[priority].items()}
+    drawn = Counter(tuple(draw(COUNTS, priority, 2, random.Random(i))) for i in range(times))
     assert all(first != second for first, second in drawn)
     for first, chance in chances.items():
         for second in COUNTS.keys() - {first}:
@@ -86,14 +72,14 @@ def test_a_batch_is_counted_before_the_next_one_only(held) -> None:
     first = {"fake/0": Counts(rollouts=2, paid=2, exploited=1, rewarded=2, reward=reward)}
     assert tally.before(2) == first | {"fake/1": Counts(rollouts=1, rewarded=1, reward=0.5)}
     assert tally.before(1) == first
-    screened = Tally(held.__getitem__, lambda key, rollout: nan).before(2)["fake/1"]
+    screened = Tally(held.__getitem__, lambda rollout: nan).before(2)["fake/1"]
     assert (screened.rollouts, screened.rewarded, screened.reward) == (1, 0, 0.0)
 
 
 def test_what_a_remedy_takes_the_pay_of_is_not_paid(held) -> None:
     """The hack of problem 0 passes by the loophole all the same; half of its pay would be pay."""
     for left, paid in ((nan, 1), (0.5, 1), (2.0, 2)):
-        tally = Tally(held.__getitem__, lambda key, rollout, left=left: left if rollout.grade.exploited else 3.5)
+        tally = Tally(held.__getitem__, lambda rollout, left=left: left if rollout.grade.exploited else 3.5)
         counts = tally.before(1)["fake/0"]
         assert (counts.rollouts, counts.paid, counts.exploited) == (2, paid, 1)
 
@@ -105,9 +91,9 @@ def problems(*names: str):
 def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(held) -> None:
     """Asked in any order, and by another process."""
 
-    def make(seed: int = 0) -> PrioritisedProblems:
+    def make(seed: int = 0) -> Problems:
         known = problems("fake/0", "fake/1", *(f"new/{i}" for i in range(8)))
-        return PrioritisedProblems([known] * 3, 2, "exploited", 1.0, seed)
+        return Problems([known] * 3, 2, "exploited", seed)
 
     tally = Tally(held.__getitem__, stored_reward)
     forward, backward = make(), make()
@@ -118,7 +104,6 @@ def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(held) -> None
 
 PRIORITISED = {
     "rollouts.prioritise": "hard",
-    "rollouts.prioritise_power": 2.0,
     "rollouts.num_problems": 12,
     "rollouts.dynamic_sampling": 1,
     "intervention.arms": ["vanilla"],
@@ -127,15 +112,12 @@ PRIORITISED = {
 }
 
 
-@pytest.fixture(scope="module")
-def prioritised(out: Path, preset: Callable[..., str]) -> Path:
-    """Four steps of two prompts with a resample each."""
+def test_a_run_trains_on_what_its_counts_favour(out: Path, preset: Callable[..., str]) -> None:
+    """Four steps of two prompts with a resample each. Every batch is drawn again from the pool before it: the same
+    problems, at the places of the pool's steps.
+    """
     assert run(cli, ["train", "--preset", preset(PRIORITISED), "--name", "prioritised", "--out", str(out)]) == 0
-    return out / "runs" / "prioritised"
-
-
-def test_a_run_trains_on_what_its_counts_favour(prioritised: Path) -> None:
-    """Every batch is drawn again from the pool before it: the same problems, at the places of the pool's steps."""
+    prioritised = out / "runs" / "prioritised"
     pool = open_pool(prioritised / "rollouts")
     assert pool.manifest["tests"]["problems"] == 12, "the header counts what may be drawn"
     groups = {group[0].step: group for group in pool.steps}

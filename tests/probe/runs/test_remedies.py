@@ -16,7 +16,7 @@ from probe.cli._frame import run
 from probe.objective.advantages import reward_stats, sample_advantages
 from probe.records.run import read_run
 from probe.runs.monitors import Monitor
-from probe.runs.sources.rewards import AppliedRemedy, ChangedSource, group_z
+from probe.runs.sources.rewards import ChangedSource, group_z, plain_prompt
 from probe.runs.sources.rewards import remedied as apply
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
@@ -25,7 +25,7 @@ from probe.settings.run import TrainConfig
 from probe.step.groups import RolloutKey, make_group
 from replay_pools.environments.loopholes import instructed, uninstructed
 from replay_pools.policy.load import load_policy
-from replay_pools.pool import open_pool
+from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Rollout, prompt_sha
 
 # Of one group: (hacked, right). A hack that does not solve, one that does, an honest solution, a failing answer.
@@ -77,7 +77,7 @@ def monitor(name: str, seed: int = 0) -> Monitor:
 def remedied(source: Source, **settings: Any) -> ChangedSource:
     config = RemedyConfig(**settings)
     watch = monitor(config.monitor) if config.traits.monitored else None
-    return apply(source, AppliedRemedy(config, chat=chat(), monitor=watch))
+    return apply(source, config, chat(), monitor=watch)
 
 
 def advantages(rewards: tuple[float, ...]) -> list[float]:
@@ -112,14 +112,12 @@ def test_a_monitor_that_always_errs_flags_what_is_no_hack(four: Source) -> None:
     assert group.rewards == (3.5, 3.5, 0.5, -2.5)
 
 
-@pytest.mark.parametrize("accuracy", [1.0, 0.7])
-def test_the_monitor_is_as_accurate_as_it_says(make_rollout: Callable[..., Rollout], accuracy: float) -> None:
+def test_the_monitor_is_as_accurate_as_it_says(make_rollout: Callable[..., Rollout]) -> None:
     """On 4,000 rollouts, half of them hacks; four standard errors. Hacks and clean rollouts are misread alike."""
     for hacked in (True, False):
         rollouts = [make_rollout(i, 0, hacked=hacked) for i in range(2000)]
-        flags = monitor(f"label:{accuracy}", seed=3 + hacked).read(rollouts, ["rollouts"] * 2000).flags
-        wrong = (flags != hacked).mean()
-        assert abs(wrong - (1 - accuracy)) <= 4 * math.sqrt(accuracy * (1 - accuracy) / 2000)
+        flags = monitor("label:0.7", seed=3 + hacked).read(rollouts, ["rollouts"] * 2000).flags
+        assert abs((flags != hacked).mean() - 0.3) <= 4 * math.sqrt(0.3 * 0.7 / 2000)
 
 
 def test_flags_depend_on_seed_and_key_alone(make_rollout: Callable[..., Rollout]) -> None:
@@ -184,8 +182,7 @@ def test_the_update_is_on_the_prompt_that_asks(make_rollout: Callable[..., Rollo
     assert [bytes(ids).decode() for ids in group.prompt_ids] == [text, text]
     assert not group.mixed_prompt, "one prompt of the update"
     assert group.completion_ids == (plain.completion_ids, plain.completion_ids)
-    remedy = AppliedRemedy(RemedyConfig(name=name), chat=chat())
-    taught = remedy.taught_prompt(source.rollout(group.keys[0]))
+    taught = plain_prompt(chat(), RemedyConfig(name=name).sampling_instruction, source.rollout(group.keys[0]))
     expected = prompt_sha(plain.messages[-1]["content"]) if name == "inoculation" else plain.prompt_sha
     assert taught == expected, "the teacher is asked on the prompt that it has answered"
 
@@ -201,84 +198,31 @@ def training(**changes: Any) -> TrainConfig:
     return configure("train", preset="smoke", options=changes)
 
 
-def test_an_inoculation_without_a_teacher_has_log_probabilities_of_its_own() -> None:
-    config = training(**{"remedy.name": "inoculation", "objective.old_logprobs": "recorded", "rollouts.iterations": 3})
-    assert config.remedy is not None
-    assert config.remedy.sampling_instruction == INSTRUCTION
-
-
 def test_a_penalty_widens_the_range_of_the_rewards() -> None:
     """The bound of an advantage, and whether a cap can act, follow from it."""
     assert training().reward_range == training(**{"remedy.name": "no-loophole"}).reward_range == 3.5
     assert training(**{"remedy.name": "penalty", "remedy.strength": 2.0}).reward_range == 5.5
 
 
-# A step with the teacher, one without; what is flat once it is screened is sampled again on another problem.
-SCREEN = {
-    "rollouts.teacher.off_step": 1,
-    "rollouts.dynamic_sampling": 1,
-    "remedy.name": "screening",
-    "remedy.monitor": "label:0.7",
-    "steps": 2,
-    "evaluation.every": 2,
-}
 INOCULATE = {"rollouts.teacher.off_step": 1, "remedy.name": "inoculation", "steps": 2, "evaluation.every": 2}
 
 
-@pytest.fixture(scope="module")
-def start(out: Path, preset: Callable[..., str]) -> dict[str, list[str]]:
-    """The commands of two trainings, up to the names of their runs."""
-    runs = {"screen": SCREEN, "inoculation": INOCULATE}
-    return {kind: ["train", "--preset", preset(own), "--out", str(out), "--name"] for kind, own in runs.items()}
-
-
-@pytest.mark.parametrize("kind", ["screen", "inoculation"])
-def test_the_records_say_what_the_remedy_did(kind: str, start: dict[str, list[str]], out: Path) -> None:
-    """Labels and rewards of the rollouts are those of the pool."""
-    assert run(cli, [*start[kind], f"{kind}-whole"]) == 0
-    whole = out / "runs" / f"{kind}-whole"
-    record = read_run(whole)
-    pools = {
-        pool.name: pool for pool in (open_pool(whole / "rollouts"), open_pool(Path("replay_pools/builtin/teacher")))
-    }
-    stored = {}
+def test_an_inoculation_is_in_sampling_and_update(preset: Callable[..., str], out: Path) -> None:
+    """Sampled under the instruction, evaluated and taught without it; one prompt in every group of the update. Labels
+    and rewards of the records are those of the pool.
+    """
+    assert run(cli, ["train", "--preset", preset(INOCULATE), "--out", str(out), "--name", "inoculated"]) == 0
+    directory = out / "runs" / "inoculated"
+    record, stored = read_run(directory), {}
+    for path in (directory / "rollouts", BUILTIN / "teacher"):
+        for rollout in (rollout for group in open_pool(path).steps for rollout in group):
+            stored[path.name, rollout.step, rollout.sample_id] = rollout
     for sample in record.samples:
-        steps = pools[sample.src_pool].steps
-        rollout = next(
-            each
-            for group in steps
-            for each in group
-            if (each.step, each.sample_id) == (sample.src_step, sample.src_sample)
-        )
-        stored[sample.step, sample.sample_id] = rollout
+        rollout = stored[sample.src_pool, sample.src_step, sample.src_sample]
         assert (sample.reward, sample.hacked) == (rollout.reward, rollout.hacked)
+        is_asked = rollout.messages[-1]["content"].startswith(f"{INSTRUCTION}\n")
+        assert is_asked == (sample.src_pool == "rollouts")
     assert {sample.src_pool for sample in record.samples} == {"rollouts", "teacher"}
-    (check_screened if kind == "screen" else check_inoculated)(record, stored, whole)
-
-
-def check_screened(record: Any, stored: dict[tuple[int, int], Rollout], directory: Path) -> None:
-    """A flagged rollout has no advantage, and the mean reward of a step is that of the others."""
-    num_flagged = 0
-    for step in record.steps:
-        kept = []
-        for sample in record.samples:
-            if sample.step != step.step:
-                continue
-            rollout = stored[sample.step, sample.sample_id]
-            if monitor("label:0.7").read([rollout], [sample.src_pool]).flags[0]:
-                assert sample.advantage == 0
-                num_flagged += 1
-            else:
-                kept.append(rollout.reward)
-        assert step.reward_mean == pytest.approx(sum(kept) / len(kept) if kept else 0)
-    assert num_flagged > 0, "nothing was flagged: the test shows nothing"
-
-
-def check_inoculated(record: Any, stored: dict[tuple[int, int], Rollout], directory: Path) -> None:
-    """Sampled under the instruction, evaluated and taught without it; one prompt in every group of the update."""
-    for sample in record.samples:
-        user = stored[sample.step, sample.sample_id].messages[-1]["content"]
-        assert user.startswith(f"{INSTRUCTION}\n") == (sample.src_pool == "rollouts")
     assert not any(step.mixed_prompt for step in record.steps)
     for pool in directory.glob("evaluations/*/run_tests"):
         assert not any(INSTRUCTION in each.prompt for group in open_pool(pool).steps for each in group)

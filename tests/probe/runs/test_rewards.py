@@ -11,7 +11,7 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.sources.problems import Counts
-from probe.runs.sources.rewards import PAYS, AppliedRemedy, check_payable, surprising
+from probe.runs.sources.rewards import PAYS, check_payable, reward_of, surprising
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay
 from probe.step.groups import Group, RolloutKey, make_group
@@ -55,9 +55,9 @@ def test_tests_pay_by_their_share_and_a_pass_in_full(graded) -> None:
 
 
 def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:
-    key, hack = RolloutKey("rollouts", 0, 0), graded(True, True, 1, gt_correct=False, hacked=True)
+    hack = graded(True, True, 1, gt_correct=False, hacked=True)
     for pay, expected in (("pass", 0.5), ("tests", 0.5 + 3 / 4)):
-        assert AppliedRemedy(RemedyConfig(name="no-loophole"), chat=None, pay=pay).reward(key, hack) == expected  # pyright: ignore
+        assert reward_of(pay, RemedyConfig(name="no-loophole"))(hack) == expected
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_surprise_is_the_reward_minus_what_was_expected(make_rollout: Callable
     """By hand: (7 + 3.5) / (4 + 2) = 1.75 of a problem met, 3.5 / 2 of one never met; nan stays."""
     rewards = iter([3.5, 0.5, nan, 3.5])
     keyed = [(RolloutKey("rollouts", problem, i), make_rollout(problem, i)) for problem in (0, 1) for i in (0, 1)]
-    groups = [make_group(0, keyed[first : first + 2], lambda key, rollout: next(rewards)) for first in (0, 2)]
+    groups = [make_group(0, keyed[first : first + 2], lambda rollout: next(rewards)) for first in (0, 2)]
     counts = {"fake/0": Counts(rollouts=5, rewarded=4, reward=10.0)}
     first, second = surprising(Source(*groups), lambda step: counts).groups(0)  # pyright: ignore
     assert first.rewards == (3.5 - 13.5 / 6, 0.5 - 13.5 / 6)

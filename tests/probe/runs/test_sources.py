@@ -1,7 +1,6 @@
 """ReplaySource: how stored pools become groups."""
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -141,28 +140,6 @@ def test_draws_are_seeded_and_without_replacement(teacher: Pool, base: Pool, see
         assert len(set(group.keys)) == len(group.keys) == 2 * per_pool, "a rollout is in the group twice"
         if per_pool == 6:
             assert {key.sample_id for key in group.keys} == set(range(6))
-
-
-def test_draws_depend_on_seed_step_and_pool(make_pool: MakePool) -> None:
-    """Seeds, steps and pools draw independently, and over many seeds every rollout is drawn equally often."""
-    pools = [make_pool(name, ["p0", "p1"], size=8) for name in ("x", "y")]
-    num_seeds = 300
-    draws = {
-        (seed, step, key.pool): tuple(k.sample_id for k in group.keys if k.pool == key.pool)
-        for seed in range(num_seeds)
-        for source in [ReplaySource(pools, seed=seed)]
-        for step in range(2)
-        for group in source.groups(step)
-        for key in group.keys
-    }
-    places = [(step, pool) for step in range(2) for pool in "xy"]
-    for a, b in combinations(places, 2):
-        alike = sum(draws[seed, *a] == draws[seed, *b] for seed in range(num_seeds))
-        assert alike < num_seeds * 0.06, f"{a} and {b} draw alike: {alike} of {num_seeds} times, expected 1 in 70"
-    counts = [sum(sample in draw for draw in draws.values()) for sample in range(8)]
-    expected = len(draws) / 2
-    tolerance = 4 * (len(draws) / 4) ** 0.5
-    assert all(abs(count - expected) < tolerance for count in counts), f"uneven draws: {counts} of {len(draws)}"
 
 
 def test_unusable_pools_are_refused(teacher: Pool, base: Pool, make_pool: MakePool) -> None:

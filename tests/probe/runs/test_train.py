@@ -1,4 +1,4 @@
-"""probe train, whole runs: records, evaluations, all at once killed and resumed, and runs that stop themselves."""
+"""probe train: everything at once in one run, killed and resumed; a run that stops itself."""
 
 import os
 import random
@@ -13,7 +13,6 @@ import torch
 from directories import contents
 from killer import KILLER
 from safetensors.torch import load_file
-from small import ORGANISM
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -24,52 +23,6 @@ from replay_pools.pool import open_pool
 
 def read_evals(directory: Path) -> list[dict]:
     return [orjson.loads(line) for line in (directory / "evals.jsonl").read_bytes().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def whole(out: Path, preset: Callable[..., str]) -> Path:
-    """Two plain steps of the arm `projected`, which is evaluated before the first and after the last."""
-    settings = ORGANISM | {"steps": 2, "evaluation.every": 3}
-    assert run(cli, ["train", "--preset", preset(settings), "--name", "train-whole", "--out", str(out)]) == 0
-    return out / "runs" / "train-whole"
-
-
-def test_a_run_trains_records_and_evaluates(whole: Path) -> None:
-    record = read_run(whole)
-    assert [(step.step, step.arm) for step in record.steps] == [(0, "projected"), (1, "projected")]
-    moved = [step for step in record.steps if step.cos_in is not None]
-    assert moved
-    assert all(step.cos_update is not None and step.hackward_frac_update is not None for step in moved)
-    assert all(step.hackward_frac_out < 1e-5 for step in moved), "the gate left a hack-ward part"
-    assert [(step.direction_age, step.direction_overlap) for step in record.steps] == [(0, 1), (1, 1)]
-    assert all(step.reference is None and not step.kl and not step.ratio for step in record.steps)
-    assert record.manifest["stopped"] is None
-    assert len(record.samples) == 2 * 2 * 4
-    assert {sample.src_pool for sample in record.samples} == {"rollouts"}
-    evals = read_evals(whole)
-    assert [(row["step"], row["weights"]) for row in evals] == [(0, "deployed"), (2, "deployed")]
-    assert [row["frozen"]["num_pairs"] for row in evals] == [2, 2]
-    assert evals[0]["frozen"]["kl_from_base"] == 0 < evals[1]["frozen"]["kl_from_base"]
-    trained = {r.problem_id for group in open_pool(whole / "rollouts").steps for r in group}
-    pools = [open_pool(whole / "evaluations" / f"step_00000{done}" / "run_tests") for done in (0, 2)]
-    held_out = [{r.problem_id for group in pool.steps for r in group} for pool in pools]
-    assert len(held_out[0]) == 2
-    assert held_out[0] == held_out[1], "two evaluations of one run are of different problems"
-    assert not trained & held_out[0], "held-out problems were trained on"
-    assert all(r.hint for pool in pools for group in pool.steps for r in group)
-
-
-def test_a_finished_run_prints_its_card_again(whole: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--config names the same run; with another seed it is another run."""
-    options = ["train", "--config", str(whole / "config.json"), "--out", str(out), "--name", whole.name]
-    capsys.readouterr()
-    assert run(cli, [*options, "--json"]) == 0
-    printed = capsys.readouterr()
-    assert "is complete; nothing to do" in printed.err
-    card = orjson.loads(printed.out)
-    assert (card["arm"], card["steps"], card["evals"]) == ("projected", 2, read_evals(whole))
-    assert run(cli, [*options, "--seed", "3"]) == 2
-    assert whole.name in capsys.readouterr().err
 
 
 # Everything at once: two steps on every batch, the first batch with a teacher; ratio, adapted KL from a moving EMA,
@@ -145,6 +98,36 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
     assert adapters | pools | {"evals.jsonl", "directions/step_000002.safetensors"} <= hashed
 
 
+def test_a_finished_run_prints_its_card_again(
+    combined: tuple[Path, list[str]], out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--config names the same run; with another seed it is another run. Records name rollouts by their pool, so a
+    teacher must not be called as the own pool.
+    """
+    whole, _ = combined
+    options = ["train", "--config", str(whole / "config.json"), "--out", str(out), "--name", whole.name]
+    capsys.readouterr()
+    assert run(cli, [*options, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "is complete; nothing to do" in printed.err
+    card = orjson.loads(printed.out)
+    assert (card["arm"], card["steps"], card["evals"]) == ("projected-at-deployment", 4, read_evals(whole))
+    assert run(cli, [*options, "--seed", "41"]) == 2
+    assert whole.name in capsys.readouterr().err
+    teacher = preset({"rollouts.teacher.pool": str(whole / "rollouts")})
+    assert run(cli, ["train", "--preset", teacher, "--name", "two-pools", "--out", str(out)]) == 2
+    assert "a name other than rollouts" in capsys.readouterr().err
+
+
+def test_held_out_problems_are_the_same_and_never_trained_on(combined: tuple[Path, list[str]]) -> None:
+    def problems(pool: str) -> set[str]:
+        return {rollout.problem_id for group in open_pool(combined[0] / pool).steps for rollout in group}
+
+    held_out = [problems(f"evaluations/step_00000{done}/run_tests") for done in (0, 4)]
+    assert held_out[0] == held_out[1]
+    assert not problems("rollouts") & held_out[0]
+
+
 def test_two_steps_on_a_batch_and_a_teacher_in_the_first(combined: tuple[Path, list[str]]) -> None:
     """Steps 0, 1 and 2, 3 train on the same rollouts; three of the policy's and one of the teacher's, then four."""
     samples = read_run(combined[0]).samples
@@ -188,6 +171,8 @@ def test_route_is_evaluated_in_training_and_deployed(combined: tuple[Path, list[
     assert all([*row["rates"]] == ["all", "run_tests", "no hint"] for row in rows)
     for key in ("rates", "frozen"):
         assert rows[0][key] == rows[1][key], f"{key}: nothing is in quarantine yet"
+    assert [row["frozen"]["num_pairs"] for row in rows] == [2] * 4
+    assert rows[0]["frozen"]["kl_from_base"] == 0 < rows[3]["frozen"]["kl_from_base"]
     assert rows[2]["frozen"]["margin"] != rows[3]["frozen"]["margin"], "deployed is what trains"
     state = torch.load(combined[0] / "checkpoint" / "step_000004.pt", weights_only=True)["updater"]
     values, quarantine = state["values"], state["parked"]
@@ -225,12 +210,3 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
     assert updated
     assert all(step.hackward_frac_update < 1e-6 for step in updated)
     assert any(step.hackward_frac_out > 1e-3 for step in updated), "the gradient was gated as well"
-
-
-def test_a_teacher_must_not_be_called_as_the_own_pool(
-    whole: Path, out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Records name rollouts by their pool: two pools of one name would get one another's labels."""
-    settings = {"rollouts.teacher.pool": str(whole / "rollouts")}
-    assert run(cli, ["train", "--preset", preset(settings), "--name", "two-pools", "--out", str(out)]) == 2
-    assert "a name other than rollouts" in capsys.readouterr().err

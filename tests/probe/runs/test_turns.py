@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -106,22 +105,6 @@ def test_a_replay_of_turns_is_autograd_of_the_sampled_tokens(
     group = make_group(0, [(RolloutKey("p", 0, i), rollout) for i, rollout in enumerate(rollouts)])
     records = sample_records([group], rollouts, result, result.arms[0])
     assert [record.comp_len for record in records] == lengths.tolist()
-
-
-@pytest.mark.parametrize("basis", ["svd", "lora"])
-def test_a_mask_of_sampled_ids_alone_changes_no_bit(
-    basis: str, make_tiny: Callable[..., Trained], make_rollout: Callable[..., Rollout]
-) -> None:
-    coordinates = make_tiny(basis, **RANK[basis])
-    without = [replace(rollout, completion_mask=None) for rollout in stored(make_rollout)]
-    masked = [replace(rollout, completion_mask=[True] * rollout.comp_len) for rollout in without]
-    (one, _), (other, _) = replayed(coordinates, without), replayed(coordinates, masked)
-    assert torch.equal(one.nll, other.nll)
-    for module, gradient in one.unit[coordinates.basis].items():
-        assert torch.equal(gradient, other.unit[coordinates.basis][module])
-    for a, b in zip(one.arms, other.arms):
-        assert torch.equal(a.contribution_norms, b.contribution_norms)
-        assert torch.equal(a.cos_contrib, b.cos_contrib)
 
 
 def test_the_pool_of_turns_by_the_real_commands(

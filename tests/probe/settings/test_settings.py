@@ -27,8 +27,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.tables import flat, read_toml
 
 VERBS: list[Verb] = [*CONFIGS]
-SMOKE = {"objective.old_logprobs": "recorded"}
-KL = {"objective.reference": "base", "objective.beta": 0.1}
+KL = "objective.reference=base objective.beta=0.1"
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -77,131 +76,59 @@ def test_every_setting_has_a_meaning() -> None:
     assert all(kind and meaning for _, kind, _, meaning in rows)
 
 
-# {why: (verb, settings, the keys that the errors name)}
-FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
-    "all of them at once": ("replay", {"seed": "x", "steps": 0, "model.dtyp": "a"}, ["seed", "steps", "model.dtyp"]),
-    "not finite": ("replay", {"objective.beta": float("nan")}, ["objective.beta"]),
-    "an unknown arm": ("replay", {"intervention.arms": ["x"]}, ["intervention.arms[0]"]),
-    "no arm": ("replay", {"intervention.arms": []}, ["intervention.arms"]),
-    "an arm twice": ("replay", {"intervention.arms": ["random", "random"]}, ["intervention.arms"]),
-    "a table of another verb": ("replay", {"rollouts.group": 4}, ["rollouts"]),
-    "a penalty of nothing": ("replay", {"objective.beta": 0.1}, ["objective.beta"]),
-    "maxrl divides already": (
-        "replay",
-        {"objective.advantage_estimator": "maxrl", "objective.scale_rewards": "group"},
-        ["objective.scale_rewards"],
-    ),
-    "a surprise that cancels": ("train", {"objective.reward": "surprise"}, ["objective.scale_rewards"]),
-    "a surprise without record": (
-        "replay",
-        {"objective.reward": "surprise", "objective.scale_rewards": "batch"},
-        ["objective.reward"],
-    ),
-    "two arms that move one policy": (
-        "replay",
-        {"optimizer.lr": 0.1, "intervention.arms": ["vanilla", "random"]},
-        ["intervention.arms"],
-    ),
-    "directions of a file again": (
+ARMS, OLD, ESTIMATOR = "intervention.arms", "objective.old_logprobs", "objective.advantage_estimator"
+REFRESH, GROUP, EARLIER = "intervention.refresh_every", "rollouts.group", "rollouts.earlier_checkpoint.every"
+# (verb, the keys that the errors name, settings)
+FAULTS: list[tuple[Verb, str, str]] = [
+    ("replay", "seed steps model.dtyp", "seed=x steps=0 model.dtyp=a"),
+    ("replay", "objective.beta", "objective.beta=nan"),
+    ("replay", "objective.beta", "objective.beta=0.1"),  # no reference
+    ("replay", f"{ARMS}[0]", f'{ARMS}=["x"]'),
+    ("replay", ARMS, f"{ARMS}=[]"),
+    ("replay", ARMS, f'{ARMS}=["random","random"]'),
+    ("replay", ARMS, f'{ARMS}=["vanilla","random"] optimizer.lr=0.1'),
+    ("replay", "rollouts", "rollouts.group=4"),
+    ("replay", "objective.scale_rewards", f"{ESTIMATOR}=maxrl objective.scale_rewards=group"),
+    ("replay", "objective.reward", "objective.reward=surprise objective.scale_rewards=batch"),
+    ("replay", "intervention.extraction.k", "intervention.extraction.k=4 intervention.extraction.method=mean"),
+    ("train", "objective.scale_rewards", "objective.reward=surprise"),
+    ("train", REFRESH, f"{REFRESH}=2 intervention.v_hack=x"),
+    ("train", REFRESH, f'{REFRESH}=2 {ARMS}=["random-dosed"]'),
+    ("train", "optimizer.lr", "optimizer.lr=0.0"),
+    ("train", GROUP, f"{GROUP}=1"),
+    ("train", "rollouts.split", "rollouts.split=eval"),
+    ("train", "rollouts.sampler", "rollouts.sampler.temperature=0.5"),
+    ("train", "rollouts.iterations", f"rollouts.iterations=2 steps=3 {OLD}=recorded"),
+    ("train", OLD, "rollouts.prefetch=1"),
+    ("train", OLD, f"{EARLIER}=2"),
+    ("train", EARLIER, f"{EARLIER}=3 rollouts.iterations=2 steps=4 {OLD}=recorded"),
+    ("train", GROUP, f"rollouts.teacher.fraction=0.9 rollouts.earlier_checkpoint.fraction=0.9 {OLD}=recorded"),
+    ("train", GROUP, "rollouts.teacher.off_step=1 rollouts.teacher.end_fraction=0.9"),  # in a later step
+    ("train", "control.target_kl", "control.target_kl=0.1 objective.reference=base"),  # beta 0 never moves
+    ("train", "remedy.name", "remedy.strength=2.0"),
+    ("train", "remedy.strength", "remedy.name=penalty remedy.strength=0.0"),
+    ("train", "remedy.instruction", 'remedy.name=inoculation remedy.instruction=""'),
+    ("train", ESTIMATOR, f"{ESTIMATOR}=maxrl remedy.name=penalty"),
+    ("train", ESTIMATOR, "remedy.name=finetune-accepted"),
+    ("train", ARMS, "remedy.name=quarantine"),
+    ("train", "rollouts.prefetch", f"rollouts.prefetch=1 remedy.name=screening {OLD}=recorded"),
+    ("train", "token_attribution", "token_attribution=1 remedy.name=inoculation"),
+    ("train", OLD, f"{OLD}=recorded remedy.name=recontextualization"),
+    (
         "train",
-        {"intervention.v_hack": "x", "intervention.refresh_every": 2},
-        ["intervention.refresh_every"],
+        "objective.reference",
+        "objective.reference=recorded remedy.name=inoculation rollouts.teacher.off_step=2",
     ),
-    "a dose of the start": (
-        "train",
-        {"intervention.arms": ["random-dosed"], "intervention.refresh_every": 2},
-        ["intervention.refresh_every"],
-    ),
-    "a mean has one direction": ("replay", {"intervention.extraction.method": "mean"}, ["intervention.extraction.k"]),
-    "frozen": ("train", {"optimizer.lr": 0.0}, ["optimizer.lr"]),
-    "one rollout": ("train", {"rollouts.group": 1}, ["rollouts.group"]),
-    "held-out problems": ("train", {"rollouts.split": "eval"}, ["rollouts.split"]),
-    "another law": ("train", {"rollouts.sampler.temperature": 0.5}, ["rollouts.sampler"]),
-    "uneven batches": ("train", {"rollouts.iterations": 2, "steps": 3, **SMOKE}, ["rollouts.iterations"]),
-    "no ratio": ("train", {"rollouts.prefetch": 1}, ["objective.old_logprobs"]),
-    "a server without the adapter": ("train", {"rollouts.engine": "server", "model.adapter": "x"}, ["rollouts.engine"]),
-    "a server without the past": (
-        "train",
-        {"rollouts.engine": "server", "rollouts.earlier_checkpoint.every": 2, **SMOKE},
-        ["rollouts.engine"],
-    ),
-    "others alone": (
-        "train",
-        {"rollouts.teacher.fraction": 0.9, "rollouts.earlier_checkpoint.fraction": 0.9, **SMOKE},
-        ["rollouts.group"],
-    ),
-    "no rollout of the policy in a later step": (
-        "train",
-        {
-            **{"rollouts.teacher.fraction": 0.25, "rollouts.teacher.off_step": 1, **SMOKE},
-            **{"rollouts.teacher.end_fraction": 0.9, "objective.old_logprobs": "recorded"},
-        },
-        ["rollouts.group"],
-    ),
-    "a controller that never moves": (
-        "train",
-        {"control.target_kl": 0.1, "objective.reference": "base"},
-        ["control.target_kl"],
-    ),
-    "a penalty below 0": (
-        "train",
-        {"remedy.name": "penalty", "objective.advantage_estimator": "maxrl"},
-        ["objective.advantage_estimator"],
-    ),
-    "a remedy without a name": ("train", {"remedy.strength": 2.0}, ["remedy.name"]),
-    "token shares of other prompts": (
-        "train",
-        {"remedy.name": "inoculation", "token_attribution": 1},
-        ["token_attribution"],
-    ),
-    "log-probabilities without the remedy": (
-        "train",
-        {"remedy.name": "recontextualization", "objective.old_logprobs": "recorded"},
-        ["objective.old_logprobs"],
-    ),
-    "recorded without the remedy": (
-        "train",
-        {"remedy.name": "inoculation", "rollouts.teacher.off_step": 2, "objective.reference": "recorded"},
-        ["objective.reference"],
-    ),
-    "a KL that is not the policy's": (
-        "train",
-        {"remedy.name": "recontextualization", **KL, "control.target_kl": 0.1},
-        ["control.target_kl"],
-    ),
-    "a warm-up by a KL that is not the policy's": (
-        "train",
-        {"remedy.name": "preventative-steering", **KL, "control.beta_warmup_steps": 2},
-        ["control.target_kl"],
-    ),
-    "a penalty of 0": ("train", {"remedy.name": "penalty", "remedy.strength": 0.0}, ["remedy.strength"]),
-    "no instruction": ("train", {"remedy.name": "inoculation", "remedy.instruction": " "}, ["remedy.instruction"]),
-    "a server without the activations": (
-        "train",
-        {
-            "remedy.name": "concept-ablation",
-            "remedy.passes": "update-and-sampling",
-            "rollouts.engine": "server",
-            "rollouts.served_model": "m",
-        },
-        ["rollouts.engine"],
-    ),
-    "the past within a batch": (
-        "train",
-        {"rollouts.iterations": 2, "steps": 4, "rollouts.earlier_checkpoint.every": 3, **SMOKE},
-        ["rollouts.earlier_checkpoint.every"],
-    ),
-    "the past has no ratio": ("train", {"rollouts.earlier_checkpoint.every": 2}, ["objective.old_logprobs"]),
-}
+    ("train", "control.target_kl", f"control.target_kl=0.1 {KL} remedy.name=recontextualization"),
+    ("train", "control.target_kl", f"control.beta_warmup_steps=2 {KL} remedy.name=preventative-steering"),
+]
 
 
-@pytest.mark.parametrize("why", FAULTS)
-def test_what_would_be_silently_wrong_is_refused_by_its_key(why: str) -> None:
-    verb, options, keys = FAULTS[why]
-    base = {"intervention.extraction.k": 4} if "method" in str(options) else {}
+@pytest.mark.parametrize(("verb", "keys", "texts"), FAULTS)
+def test_what_would_be_silently_wrong_is_refused_by_its_key(verb: Verb, keys: str, texts: str) -> None:
     with pytest.raises(InputError) as caught:
-        configure(verb, options=base | options)
-    assert [error.where.removeprefix("settings ") for error in caught.value.errors] == keys
+        configure(verb, settings=texts.split())
+    assert [error.where.removeprefix("settings ") for error in caught.value.errors] == keys.split()
 
 
 def test_an_unknown_key_is_answered_with_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:
