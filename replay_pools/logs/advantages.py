@@ -45,9 +45,9 @@ def rewarded(
         source: of the log.
 
     Raises:
-        InputError: no rollout has a reward, or no divisor makes the logged advantages of the rewards.
+        InputError: no divisor makes the logged advantages of the rewards.
     """
-    groups, notes = without_unrewarded(groups, source)
+    groups, notes = without_unrewarded(groups)
     terms, is_guessed, mapping = columns["reward"].terms, "reward" not in given, dict(mapping)
     names, weights = [name for name, _ in terms], np.array([weight for _, weight in terms])
     batches = _batches(groups) if "advantage" in mapping else []

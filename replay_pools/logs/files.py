@@ -6,21 +6,22 @@ To add a kind of file: a row in KINDS.
 """
 
 import gzip
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_python_json
-from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS, singular
+from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS
 
 Fields = dict[str, Any]
 MIB = 1 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 REPORT_EVERY = 1000  # rows
 BATCH_ROWS = 10_000  # of a Parquet file in memory
 LISTED_FILES = 3  # of those left out
@@ -156,17 +157,16 @@ def _rows_of(paths: Iterable[Path]) -> Iterator[Row]:
 
 def _rows_in_memory(given: Any) -> Rows:
     """Return the rows of a list of objects, a DataFrame of pandas or polars, or a data set."""
-    source: Any = given
+    source, notes = given, tuple[str, ...]()
     if isinstance(given, dict) and "train" in given:  # a DatasetDict
-        others = ", ".join(name for name in given if name != "train")
-        rows = _rows_in_memory(given["train"])
-        return Rows(rows.source, rows.read, (f"caution: other splits were left out: {others}",) if others else ())
+        source, others = given["train"], ", ".join(name for name in given if name != "train")
+        notes = (f"caution: other splits were left out: {others}",) if others else ()
     if hasattr(source, "iter_rows"):  # polars
-        items: Callable[[], Iterable[Any]] = lambda: source.iter_rows(named=True)  # noqa: E731
+        items = partial(source.iter_rows, named=True)
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):  # pandas
-        items = lambda: source.to_dict("records")  # noqa: E731
+        items = partial(source.to_dict, "records")
     elif isinstance(source, Iterable) and not isinstance(source, Iterator | dict):
-        items = lambda: source  # noqa: E731
+        items = partial(iter, source)
     else:
         expected = "a path, a list of dicts, a DataFrame or a Dataset"
         fix = "pass one of its parts" if isinstance(given, dict) else ""
@@ -176,7 +176,7 @@ def _rows_in_memory(given: Any) -> Rows:
         for number, item in enumerate(items()):
             yield _row("rows", f" item {number}", plain_value(item))
 
-    return Rows("rows", read)
+    return Rows("rows", read, notes)
 
 
 def plain_value(value: Any) -> Any:
@@ -226,35 +226,6 @@ def described(value: Any) -> str:
 # JSON
 
 
-@contextmanager
-def _unpacked(path: Path) -> Iterator[Any]:
-    """Open a file, unpacking it while it is read.
-
-    Raises:
-        InputError: damage, or a packing or an encoding that has to be undone first.
-    """
-    with open_file(path) as stored:
-        start = stored.read(6)
-        stored.seek(0)
-        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            fix = "convert it: iconv -f UTF-16 -t UTF-8"
-            raise InputError(path, expected="text in UTF-8", found="UTF-16", fix=fix)
-        if start[:1] == b"\x80":
-            fix = "write its rows as JSON lines, or as plain values by torch.save (.pt): reading a pickle runs its code"
-            raise InputError(path, expected="JSON lines", found="a pickle", fix=fix)
-        if packing := next((name for mark, name in OTHER_PACKINGS.items() if start.startswith(mark)), None):
-            raise InputError(path, expected="JSON lines", found=packing, fix="unpack it")
-        opens = next((opens for mark, opens in PACKINGS.items() if start.startswith(mark)), None)
-        file = stored if opens is None else opens(stored)
-        try:
-            yield file
-        except Exception as error:
-            if isinstance(error, InputError) or file is stored:
-                raise
-            found = str(error) or "damaged data"
-            raise InputError(path, expected="a complete packed file", found=found, fix="copy it again") from error
-
-
 def _zstd(stored: BinaryIO) -> Any:
     try:
         import zstandard
@@ -269,9 +240,42 @@ PACKINGS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda stored: gzip.GzipFile(fileobj=stored),
     b"\x28\xb5\x2f\xfd": _zstd,
 }
+# {how a file begins that cannot be read: (what it is, what to do)}
+REFUSED = {
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), ("UTF-16", "convert it: iconv -f UTF-16 -t UTF-8")),
+    b"\x80": (
+        "a pickle",
+        "reading it runs its code: write its rows as JSON lines, or as plain values by torch.save (.pt)",
+    ),
+    b"PK\x03\x04": ("a zip archive", "unpack it"),
+    b"BZh": ("bzip2", "unpack it"),
+    b"\xfd7zXZ": ("xz", "unpack it"),
+}
 
 
-OTHER_PACKINGS = {b"PK\x03\x04": "a zip archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Any]:
+    """Open a file of text, unpacking it while it is read.
+
+    Raises:
+        InputError: damage, or a packing or an encoding that has to be undone first.
+    """
+    with open_file(path) as stored:
+        start = stored.read(6)
+        stored.seek(0)
+        for found, fix in (what for mark, what in REFUSED.items() if start.startswith(mark)):
+            raise InputError(path, expected="text in UTF-8", found=found, fix=fix)
+        unpack = next((unpack for mark, unpack in PACKINGS.items() if start.startswith(mark)), None)
+        if unpack is None:
+            yield stored
+            return
+        try:
+            yield unpack(stored)
+        except InputError:
+            raise
+        except Exception as error:
+            found = str(error) or "damaged data"
+            raise InputError(path, expected="a complete packed file", found=found, fix="copy it again") from error
 
 
 def _parse(line: bytes) -> Any:
@@ -285,73 +289,45 @@ def _parse(line: bytes) -> Any:
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     with _unpacked(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT + 1), b""), 1):
-            if number == 1 and line.strip() in (b"{", b"["):  # an object over several lines
-                break
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if number == 1 and line.strip() in (b"{", b"["):  # one value over several lines
+                yield from _json(path)
+                return
             if len(line) > MAX_DOCUMENT:
                 expected = f"lines of at most {MAX_DOCUMENT // MIB} MiB"
                 raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
-            if line.strip():
-                value = _parse(line.strip())
+            if line := line.removeprefix(BYTE_ORDER_MARK).strip():
+                value = _parse(line)
                 if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
                     yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
                 else:
                     yield f" line {number}", value
-        else:
-            return
-    yield from _json(path)
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Read an array, an object that holds one, a table of columns and data, or several documents in a row."""
+    """Read an array, an object that holds one, a table of columns and data, or lines of objects."""
     with _unpacked(path) as file:
         data = file.read(MAX_DOCUMENT + 1)
     first, _, rest = data.strip().partition(b"\n")
-    if rest and first.endswith(b"}") and isinstance(_parse(first), dict):
+    if rest and isinstance(_parse(first), dict):
         yield from _json_lines(path)
         return
-    if len(data) > MAX_DOCUMENT:
+    try:
+        value = parse_python_json(data.removeprefix(BYTE_ORDER_MARK), path)
+    except InputError as error:  # too large, damaged, or several documents
         fix = "write one object a line (.jsonl): lines are read one at a time"
-        raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=fix)
-    try:
-        value = parse_python_json(data.removeprefix(b"\xef\xbb\xbf"), path)
-    except InputError:
-        value = _documents(data)
-        if len(value) < 2:
-            raise
-    if isinstance(value, dict):
-        value = _inner_list(value, path)
-    if not isinstance(value, list):
-        raise InputError(path, expected="a JSON array or object", found=type(value).__name__)
-    for number, item in enumerate(value):
-        yield f" item {number}", item
-
-
-def _documents(data: bytes) -> list[Any]:
-    """Return the objects of a text that has one after another; of none that is damaged."""
-    text, values, place = data.decode(errors="replace"), [], 0
-    decoder = json.JSONDecoder()
-    try:
-        while text[place:].strip():
-            place += len(text[place:]) - len(text[place:].lstrip())
-            value, place = decoder.raw_decode(text, place)
-            values.append(value)
-    except ValueError:
-        return []
-    return values
+        raise InputError(path, expected=error.expected, found=error.found, fix=fix) from error
+    rows = _inner_list(value, path) if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        raise InputError(path, expected="a JSON array or object", found=type(rows).__name__)
+    yield from ((f" item {number}", item) for number, item in enumerate(rows))
 
 
 def _inner_list(value: Fields, path: Path) -> list[Any]:
     """Return the rollouts in an object: a table of columns and data, else the list of objects that it holds."""
     columns, data = value.get("columns"), value.get("data")
     if isinstance(columns, list) and isinstance(data, list):  # a table of wandb; a row of other columns is none
-        fits = [isinstance(row, list) and len(row) == len(columns) for row in data]
-        return [
-            dict(zip(map(str, columns), row, strict=True)) if is_row else row
-            for row, is_row in zip(data, fits, strict=True)
-        ]
-    if columns := _columns(value):
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        is_row = [isinstance(row, list) and len(row) == len(columns) for row in data]
+        return [dict(zip(columns, row, strict=True)) if fits else row for row, fits in zip(data, is_row, strict=True)]
     names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
     with_answers = [name for name in names if HAVE_ANSWERS & value[name][0].keys()]
     named = with_answers or [name for name in LISTS if name in names] or names
@@ -362,16 +338,6 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
         raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
-
-
-def _columns(value: Fields) -> dict[str, list[Any]]:
-    """Return the columns of a table that is one object of them, as DataFrames write it; empty: it is none."""
-    columns = {singular(name): [*inner.values()] if isinstance(inner, dict) else inner for name, inner in value.items()}
-    texts = [column for name, column in columns.items() if name in TEXTS and isinstance(column, list)]
-    if not texts or len(texts[0]) < 2 or isinstance(texts[0][0], dict | int):  # one rollout has messages and ids
-        return {}
-    is_table = all(isinstance(each, list) and len(each) == len(texts[0]) for each in columns.values())
-    return columns if is_table else {}
 
 
 # Tables

@@ -6,14 +6,13 @@ and it lacks the end of the turn. So the share of texts that ids give back is co
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.logs.files import SkipRow, described
-from replay_pools.logs.padding import Endings, cut_left, cut_padding
-from replay_pools.logs.rollouts import Facts, Logged
+from replay_pools.logs.rollouts import Logged
 from replay_pools.logs.values import Turns, is_plain, plain_chat
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
@@ -33,6 +32,23 @@ NO_SCHEMAS = "the schemas of the tools are not logged, and prompts were rendered
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
 UNLIKE_LENGTH = "the logged length of the completion is not what the tokenizer makes of its text"
 NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """The ids that pad, begin and end texts."""
+
+    pads: frozenset[int]  # of the tokenizer: its pad, and the ids that end turns
+    turn_ends: frozenset[int]  # of the model
+    bos: int | None = None
+
+
+def endings_of(vocabulary: Vocabulary) -> Endings:
+    """Return the ids of a model that pad, begin and end texts."""
+    tokenizer, turn_ends = vocabulary.chat.tokenizer, frozenset(vocabulary.turn_ends)
+    pads = {token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(token, int)}
+    bos = tokenizer.bos_token_id
+    return Endings(turn_ends | pads, turn_ends, bos if isinstance(bos, int) else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +71,18 @@ class Tokeniser:
         """The chat of the vocabulary."""
         return self.vocabulary.chat
 
-    def tokenise(self, row: Logged, facts: Facts) -> tuple[Prompt, str | list[str], Completion]:
+    def tokenise(self, row: Logged, known: Logged) -> tuple[Prompt, str | list[str], Completion]:
         """Return (prompt, text of the completion or of each of its turns, completion) of a row.
 
         Raises:
             InputError: ids, lengths or texts that contradict the tokenizer or each other.
             SkipRow: turns that the chat template cannot place.
         """
-        if self.cuts_echo and facts.echo is not None:
-            row = self._without_echo(row, facts.echo)
+        if self.cuts_echo and known.echo is not None:
+            row = self._without_echo(row, known.echo)
         if row.completion_ids is None and row.turns is not None:
             return self._rendered_turns(row)
-        prompt = self._prompt(row, facts.prompt_key)
+        prompt = self._prompt(row, known.prompt_key)
         text, completion = self._logged(row) if row.completion_ids else self._retokenised(row)
         if not completion.ids:
             raise row.refused("completion", "at least one token", "none")
@@ -94,55 +110,51 @@ class Tokeniser:
         head = tuple((row.prompt_ids or [])[:2]), len(row.prompt_ids or [])
         if self.last.get("key") != (key, head):
             self.last.update(key=(key, head), made=self._make_prompt(row))
-        prompt, is_unlike = self.last["made"]
-        has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
-        agrees = " and agree with plen" if row.plen else ""
-        is_one = row.messages is None and prompt.messages[0]["content"] == prompt.text
-        self._count(
-            (len(row.prompt_ids or []) > len(prompt.ids), "left padding of the prompt was cut"),
-            (has_ids and not has_text, "the text of the prompt was decoded from its ids"),
-            (is_unlike, f"{CAUTION}{UNLIKE}"),
-            (has_text and not has_ids, f"prompt_ids were made by the tokenizer{agrees}"),
-            (not (has_ids or has_text or is_skipped), RENDERED.format("with" if self.thinks else "without")),
-            (is_skipped, "the prompt was restored from its role words, and its rendering decodes to the logged text"),
-            (is_one, "messages are not known: the rendered prompt stands for one message"),
-        )
+        prompt, notes = self.last["made"]
+        self.counts.update(notes)
         if row.plen is not None and row.plen != len(prompt.ids):
             fix = "use the model that sampled it"
-            if not has_ids and not has_text:
+            if row.prompt_ids is None and row.rendered is None:
                 fix += ", or --map rendered=COLUMN where the text was all of the prompt"
             fix += "; --map plen=none leaves the number out"
             raise row.refused("prompt", f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer", fix)
         return prompt
 
-    def _make_prompt(self, row: Logged) -> tuple[Prompt, bool]:
-        """Return the prompt, and whether the template makes another one of its messages."""
-        text = row.rendered
+    def _make_prompt(self, row: Logged) -> tuple[Prompt, list[str]]:
+        """Return the prompt, and what was inferred or changed."""
+        text, notes = row.rendered, list[str]()
         messages = None if row.messages is None else plain_chat(row.messages)
         if row.prompt_ids is not None:
             ids = self._without_left_padding(row)
-            text = str(self.chat.tokenizer.decode(ids)) if text is None else text
+            if len(ids) < len(row.prompt_ids):
+                notes.append("left padding of the prompt was cut")
+            if text is None:
+                text = str(self.chat.tokenizer.decode(ids))
+                notes.append("the text of the prompt was decoded from its ids")
         elif text is not None:
             self._check_markup(row, text)
             ids = self._encode(text)
+            notes.append(f"prompt_ids were made by the tokenizer{' and agree with plen' if row.plen else ''}")
         elif row.skipped is not None:
-            return self._restored(row, row.skipped), False
+            said = "the prompt was restored from its role words, and its rendering decodes to the logged text"
+            return self._restored(row, row.skipped), [said]
         else:
             assert messages is not None
             assert row.messages is not None
+            notes.append(RENDERED.format("with" if self.thinks else "without"))
             if row.tools or not is_plain(row.messages):
-                turn = [{"role": "assistant", "content": "."}]
-                whole = self.chat.render_turns(row.messages, turn, row.tools)
-                return Prompt(messages, whole.prompt, whole.prompt_ids), False
-            return Prompt(messages, *self.chat.render(messages, thinks=self.thinks)), False
-        if messages is not None:
-            has_template = bool(self.chat.tokenizer.chat_template)
-            return Prompt(messages, text, ids), has_template and not self._is_rendering(messages, text)
-        # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
-        messages = [{"role": role, "content": content} for role, content in CHATML.findall(text)]
-        if not (messages and self._is_rendering(messages, text)):
-            messages = [{"role": "user", "content": text}]
-        return Prompt(messages, text, ids), False
+                whole = self.chat.render_turns(row.messages, [{"role": "assistant", "content": "."}], row.tools)
+                return Prompt(messages, whole.prompt, whole.prompt_ids), notes
+            return Prompt(messages, *self.chat.render(messages, thinks=self.thinks)), notes
+        if messages is None:
+            # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
+            messages = [{"role": role, "content": content} for role, content in CHATML.findall(text)]
+            if not (messages and self._is_rendering(messages, text)):
+                messages = [{"role": "user", "content": text}]
+                notes.append("messages are not known: the rendered prompt stands for one message")
+        elif self.chat.tokenizer.chat_template and not self._is_rendering(messages, text):
+            notes.append(f"{CAUTION}{UNLIKE}")
+        return Prompt(messages, text, ids), notes
 
     def _is_rendering(self, messages: list[dict[str, str]], text: str) -> bool:
         """Return whether the template makes this text of the messages, with or without thinking."""
@@ -298,3 +310,33 @@ def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
+
+
+def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings, *, was_cut_off: bool) -> list[int]:
+    """Return the completion without its padding.
+
+    An id that repeats at the end may be padding, or an answer that ran in circles until it was cut off. It is padding
+    only if the tokenizer pads or ends turns with it.
+
+    Args:
+        ids: as stored.
+        comp_len: recorded length; None: not recorded.
+        endings: of the log.
+        was_cut_off: the log says that sampling ended at the length, so no end of turn was sampled.
+    """
+    end = len(ids) if comp_len is None else min(comp_len, len(ids))
+    if comp_len is None and ids and ids[-1] in endings.pads:
+        end -= next((run for run, token in enumerate(reversed(ids)) if token != ids[-1]), len(ids))
+        # One end of turn at the very end may have been sampled; a run of them was not.
+        end += was_cut_off and end == len(ids) - 1 and ids[end] in endings.turn_ends
+    # The first of pads that end turns is the end of the turn. A length that counts the ids that are no pad lacks it.
+    is_open = end == 0 or ids[end - 1] not in endings.turn_ends
+    if end < len(ids) and ids[end] in endings.turn_ends and is_open and not was_cut_off:
+        end += 1
+    return list(ids[:end])
+
+
+def cut_left(ids: Sequence[int], endings: Endings) -> list[int]:
+    """Return the prompt without its padding; one id that begins every text stays."""
+    start = next((place for place, token in enumerate(ids) if token not in endings.pads), len(ids))
+    return list(ids[start - (start > 0 and ids[0] == endings.bos) :])

@@ -109,10 +109,11 @@ TOOLS: dict[str, tuple[str, Callable[[At], dict[str, Any]]]] = {
     ),
     "vgrout-run": ("rollouts.jsonl", vgrout_row),
     "trl": ("completions_{half:05d}.parquet", trl_row),
-    "verl-legacy": ("7.jsonl", verl_row),
+    "verl": ("7.jsonl", verl_row),
     "inspect": ("log.json", inspect_row),
     "columns": ("data.json", general_row),
 }
+FORMAT = dict.fromkeys(("teacher-pool", "substrate"), "logged")
 BESIDE = {  # {tool: (file that holds no rollouts to replay, its text)}
     "teacher-pool": ("report.md", b"a report"),
     "substrate": ("partition.json", b'{"1": "run_tests"}'),
@@ -122,7 +123,7 @@ BESIDE = {  # {tool: (file that holds no rollouts to replay, its text)}
 def rows_of(name: str, groups: Groups) -> list[tuple[At, dict[str, Any]]]:
     """Each rollout with the row that the tool writes of it, in the tool's order."""
     places = [At(one, group, place, i) for place, group in enumerate(groups) for i, one in enumerate(group)]
-    if name == "verl-legacy":  # its rows were permuted before they were written
+    if name == "verl":  # its rows were permuted before they were written
         places.sort(key=lambda at: at.i % 2)
     return [(at, TOOLS[name][1](at)) for at in places]
 
@@ -148,14 +149,13 @@ def write(name: str, folder: Path, groups: Groups) -> Path:
 
 HAS_IDS = ("teacher-pool", "substrate", "logged")
 
-HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-legacy")
+HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl")
 
 
 def test_every_format_is_tried() -> None:
     """Those with turns in test_log_turns, others by their real writers in test_log_cases."""
-    others = {"prime-rl", "slime", "nemo-gym", "nemo-rl", "verl", "verifiers"}
-    assert {*TOOLS} | others == {each.name for each in FORMATS}
-    assert all(each.cannot_know.endswith(".") for each in FORMATS)
+    others = {"prime-rl", "slime", "nemo-gym", "nemo-rl", "verifiers"}
+    assert {FORMAT.get(name, name) for name in TOOLS} | others == {each.name for each in FORMATS}
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -164,11 +164,9 @@ def test_what_a_tool_logged_comes_back(name: str, teacher, chat, tmp_path: Path,
     source = write(name, tmp_path / "log", teacher)
     out = tmp_path / "out"
     assert run(cli, ["pool", "import", str(source), "--name", "mine", "--model", "organism", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert f"format {name} " in printed
-    assert "cannot know: " in printed
+    assert f"format {FORMAT.get(name, name)} " in capsys.readouterr().out
     pool = open_pool(out / "pools" / "mine")
-    assert pool.manifest["log"]["format"] == name
+    assert pool.manifest["log"]["format"] == FORMAT.get(name, name)
     assert pool.manifest["ids"]["origin"] == ("logged" if name in HAS_IDS else "retokenised")
     assert pool.manifest["ids"]["round_trips"] in (None, 1.0)
     wanted = {(rollout.prompt, rollout.completion): rollout for group in teacher for rollout in group}
@@ -184,7 +182,7 @@ def test_what_a_tool_logged_comes_back(name: str, teacher, chat, tmp_path: Path,
             assert rollout.finish_reason == "stop"
             assert rollout.reward == (want.reward if name != "inspect" else float(want.reward > 3))
             assert rollout.hacked == (want.hacked if name in HAS_HACKED else None)
-            known = ("teacher-pool", "substrate", "logged", "vgrout-run", "verl-legacy")
+            known = ("teacher-pool", "substrate", "logged", "vgrout-run", "verl")
             assert rollout.gt_pass == (want.gt_pass if name in known else None)
 
 
@@ -195,7 +193,7 @@ def test_a_damaged_log_of_a_format_is_refused(name: str, teacher) -> None:
     for field in rows[0]:
         for value in ({}, "x", -7, [[]]):
             with suppress(InputError):
-                check_log([{**rows[0], field: value}, *rows[1:]], format_name=name)
+                check_log([{**rows[0], field: value}, *rows[1:]], format_name=FORMAT.get(name, name))
 
 
 def own_log(groups: Groups, **columns: Callable[[Rollout], Any]) -> list[dict[str, Any]]:
@@ -289,8 +287,8 @@ def test_failed_rollouts_of_trl_stay_in_their_block(failed: dict[str, Any], tmp_
 
 def test_verl_prompts_are_restored_or_refused(tmp_path: Path, teacher, imported) -> None:
     """A text that no rendering gives back is never taken for a prompt."""
-    folder = write("verl-legacy", tmp_path / "log", teacher)
-    (folder / "7.jsonl").write_text((folder / "7.jsonl").read_text().replace("system\\n", "System\\n", 1))
+    folder = write("verl", tmp_path / "log", teacher)
+    (folder / "7.jsonl").write_text((folder / "7.jsonl").read_text().replace("system\\n", "System\\n"))
     with pytest.raises(InputError, match="the template of organism gives back"):
         imported(folder)
 
@@ -323,15 +321,15 @@ def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> Non
     assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
 
 
-def test_a_label_that_may_be_paid_asks_for_the_reward(teacher) -> None:
-    """What is right is a reward of most trainings: one of several columns is neither kept nor dropped in silence."""
+def test_a_label_may_be_paid(teacher) -> None:
+    """What is right is a reward of most trainings: it stays one, and the advantages decide; what hacks is none."""
     rows = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass), style=exact)
-    read_as(rows, "pass --map reward=exact+style", mapping={"gt_pass": "exact"})
+    read_as(rows, "--map reward=exact*WEIGHT+style*WEIGHT", mapping={"gt_pass": "exact"})
     log = check_log(rows, mapping={"gt_pass": "exact", "reward": "exact", "advantage": "none"})
     assert all(item.reward == float(bool(item.gt_pass)) for group in log.groups for item in group)
     alone = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass))
     assert check_log(alone, mapping={"gt_pass": "exact", "advantage": "none"}).mapping["reward"] == "exact"
-    read_as(alone, "a column with the reward", mapping={"hacked": "exact"})
+    read_as(alone, "rewards that are numbers", mapping={"hacked": "exact"})
 
 
 def test_a_reward_with_the_name_of_a_label_is_named(tmp_path: Path) -> None:

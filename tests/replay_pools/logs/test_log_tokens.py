@@ -13,7 +13,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.base.errors import InputError
 from replay_pools.logs.importing import check_log, import_log
-from replay_pools.logs.padding import Endings, cut_left, cut_padding
+from replay_pools.logs.tokens import Endings, cut_left, cut_padding
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Rollout
 from replay_pools.vocabulary import Vocabulary
