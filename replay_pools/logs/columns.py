@@ -24,7 +24,8 @@ NO_COLUMN = "none"
 MISSING = object()
 FILE = "file"  # the column of keys that is the file of a row
 PROMPT = "prompt"  # the column of keys that is the prompt of a row, where no column has this name
-EVERY = re.compile(r"every:([1-9]\d*)")
+BLOCKS = "blocks"  # the group where none is named: blocks of rows with one prompt
+EVERY = re.compile(rf"every:([1-9]\d*)|{BLOCKS}")
 # Begins a rendered prompt.
 MARKUP = re.compile(r"\s*(<[|\uff5c]|<s>|<bos>|<BOS_TOKEN>|\[INST\]|\[gMASK\]|\[\||<start_of_turn>)")
 # {target: names that columns with it usually have}
@@ -93,12 +94,8 @@ APART = {
     ),
     *("training_iteration", "iteration", "iter", "epoch", FILE),
 }
-SETTINGS = (
-    "rollout_id",
-    "seed",
-    "temperature",
-    "top_p",
-)  # their numbers are no labels, and their fractions no measures
+# Their numbers are no labels, and their fractions no measurements.
+SETTINGS = ("rollout_id", "seed", "temperature", "top_p")
 # A row of rollouts has at least one of these keys. The last line is for writers with nested objects.
 HAVE_ANSWERS = {name for target in ("messages", *COMPLETIONS) for name in TARGETS[target]} | {
     *("traces", "tokens", "responses_create_params", "content", "completions", "responses", "outputs")
@@ -139,11 +136,6 @@ class Scan:
         value = opened(value) if depth else None
         for inner, each in value.items() if isinstance(value, dict) else ():
             self._mark(f"{name}.{inner}", inner, each, depth - 1)
-
-    def most_values(self, name: str) -> int:
-        """Return how many values a column that tells sources of rollouts apart has at most."""
-        half = max(2, self.num_rows // 2)
-        return half if name.rpartition(".")[2] in APART else min(half, self.MOST_VALUES)
 
 
 def mark_of(name: str, value: Any) -> str | int | float | None:

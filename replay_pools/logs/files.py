@@ -35,7 +35,6 @@ EVALUATION = re.compile(r"(?:^|[_.-])(eval|evals|evaluation|val|valid|validation
 # A file or folder of one training step, as `completions_00010.parquet`, `global_step_3` or verl's `7.jsonl`.
 STEP = re.compile(r"(?:^|[/_.-])(?:step|iter|iteration|epoch|update|rollout|completions)s?[_-]?(\d+)(?=[/_.-]|$)", re.I)
 PACKED = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|arrow)\.\w+$")
-LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object that may hold the rollouts
 
 
 class SkipRow(Exception):  # noqa: N818 (no error of the log)
@@ -96,35 +95,38 @@ def read_rows(source: Any) -> Rows:
 def _chosen(source: Path) -> tuple[list[Path], list[str]]:
     """Return the files of a folder that hold rollouts to train on, and notes on the others."""
     inside = {path: path.relative_to(source) for path in sorted(source.rglob("*"), key=_by_number) if path.is_file()}
-    shown = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
-    known = [path for path in shown if kind_of(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0])]
-    # prime-rl writes what it trained on next to everything that it sampled.
-    paths = [path for path in known if {"train", "effective"} <= {*inside[path].parts}] or known
-    with_rollouts = [path for path in paths if _holds_rollouts(path)]
-    paths = with_rollouts or paths
-    training = [path for path in paths if not any(EVALUATION.search(Path(part).stem) for part in inside[path].parts)]
-    evaluations = [path for path in paths if path not in training] if training else []
-    paths = training or paths
-    first_of = dict[str, Path]()
-    copies = [path for path in paths if first_of.setdefault(file_sha256(path), path) != path]
-    paths = [path for path in paths if path not in copies]
-    others = [path for path in shown if path not in {*paths, *evaluations, *copies}]
-    if not paths:
-        expected = f"a file of rollouts ({', '.join(KINDS)})"
-        raise InputError(source, expected=expected, found=_listed(others, inside) or "an empty folder")
-    packed = [path for path in others if PACKED.search(path.name)]
-    left = {
-        "files were left out": [path for path in others if path not in packed],
-        "caution: packed files were left out, unpack them": packed,
-        "caution: evaluations next to training were left out": evaluations,
-        "caution: copies of another file were left out": copies,
-    }
-    return paths, [f"{said}: {_listed(files, inside)}" for said, files in left.items() if files]
+    chosen = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
+    first_of, left = dict[str, Path](), dict[str, str]()
+    for is_kept, said in (
+        (
+            lambda path: kind_of(path) or not PACKED.search(path.name),
+            "caution: packed files were left out, unpack them",
+        ),
+        (_may_hold_rollouts, "files were left out"),
+        # prime-rl writes what it trained on next to everything that it sampled.
+        (lambda path: {"train", "effective"} <= {*inside[path].parts}, "files that were not trained on were left out"),
+        (_holds_rollouts, "files without rollouts were left out"),
+        (lambda path: not _is_evaluation(inside[path]), "caution: evaluations next to training were left out"),
+        (lambda path: first_of.setdefault(file_sha256(path), path) == path, "caution: copies were left out"),
+    ):
+        kept = [path for path in chosen if is_kept(path)]
+        others = [str(inside[path]) for path in chosen if path not in {*kept}]
+        more = f" and {len(others) - LISTED_FILES} more" if len(others) > LISTED_FILES else ""
+        if others and (kept or is_kept is _may_hold_rollouts):
+            left[said] = ", ".join(others[:LISTED_FILES]) + more
+        chosen = kept or chosen
+    if not any(map(_may_hold_rollouts, chosen)):
+        found = "; ".join(left.values()) or "an empty folder"
+        raise InputError(source, expected=f"a file of rollouts ({', '.join(KINDS)})", found=found)
+    return chosen, [f"{said}: {listed}" for said, listed in left.items()]
 
 
-def _listed(paths: list[Path], inside: dict[Path, Path]) -> str:
-    more = f" and {len(paths) - LISTED_FILES} more" if len(paths) > LISTED_FILES else ""
-    return ", ".join(str(inside[path]) for path in paths[:LISTED_FILES]) + more
+def _may_hold_rollouts(path: Path) -> bool:
+    return kind_of(path) is not None and not OTHER_FILES.fullmatch(path.name.partition(".")[0])
+
+
+def _is_evaluation(path: Path) -> bool:
+    return any(EVALUATION.search(Path(part).stem) for part in path.parts)
 
 
 def _holds_rollouts(path: Path) -> bool:
@@ -269,13 +271,20 @@ def _unpacked(path: Path) -> Iterator[Any]:
         if unpack is None:
             yield stored
             return
-        try:
+        with _damage_is_refused(path, "a complete packed file"):
             yield unpack(stored)
-        except InputError:
-            raise
-        except Exception as error:
-            found = str(error) or "damaged data"
-            raise InputError(path, expected="a complete packed file", found=found, fix="copy it again") from error
+
+
+@contextmanager
+def _damage_is_refused(path: Path, expected: str, fix: str = "write or copy it again") -> Iterator[None]:
+    """Refuse a file at which the library that reads it fails or panics, with a line that names the file."""
+    try:
+        yield
+    except (InputError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        found = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(path, expected=expected, found=found, fix=fix) from error
 
 
 def _parse(line: bytes) -> Any:
@@ -328,30 +337,18 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
     if isinstance(columns, list) and isinstance(data, list):  # a table of wandb; a row of other columns is none
         is_row = [isinstance(row, list) and len(row) == len(columns) for row in data]
         return [dict(zip(columns, row, strict=True)) if fits else row for row, fits in zip(data, is_row, strict=True)]
-    names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
-    with_answers = [name for name in names if HAVE_ANSWERS & value[name][0].keys()]
-    named = with_answers or [name for name in LISTS if name in names] or names
-    if not named or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
+    lists = {name: inner for name, inner in value.items() if isinstance(inner, list) and inner}
+    names = [name for name, inner in lists.items() if isinstance(inner[0], dict) and HAVE_ANSWERS & inner[0].keys()]
+    if not names or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
         return [value]
-    if len(named) > 1 and (with_answers or named[0] not in LISTS):
-        found = f"lists {', '.join(named)}"
+    if len(names) > 1:
+        found = f"lists {', '.join(names)}"
         raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
-    return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
+    return [{"model": model, **item} if model and isinstance(item, dict) else item for item in lists[names[0]]]
 
 
 # Tables
-
-
-@contextmanager
-def _damage_is_refused(path: Path, expected: str) -> Iterator[None]:
-    from polars.exceptions import PanicException, PolarsError
-
-    try:
-        yield
-    except (PolarsError, PanicException, OSError) as error:
-        found = (str(error).splitlines() or ["damage"])[0]
-        raise InputError(path, expected=expected, found=found, fix="write or copy it again") from error
 
 
 def _numbered(table: Any, first: int = 0) -> Iterator[tuple[str, Any]]:
@@ -405,13 +402,9 @@ def _torch(path: Path) -> Iterator[tuple[str, Any]]:
     """Read a dump of tensors and plain values, such as slime's {"rollout_id", "samples"}."""
     import torch
 
-    with open_file(path) as file:
-        try:
-            value = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # a pickle may raise anything
-            found = str(error).splitlines()[0] if str(error) else type(error).__name__
-            fix = "write plain values and tensors: other objects could run code"
-            raise InputError(path, expected="a dump of plain values", found=found, fix=fix) from error
+    fix = "write plain values and tensors: other objects could run code"
+    with open_file(path) as file, _damage_is_refused(path, "a dump of plain values", fix):
+        value = torch.load(file, map_location="cpu", weights_only=True)
     value = plain_value(value)
     for number, item in enumerate(_inner_list(value, path) if isinstance(value, dict) else value):
         yield f" item {number}", item
@@ -427,15 +420,13 @@ def _archive(path: Path) -> Iterator[tuple[str, Any]]:
     except ModuleNotFoundError as error:
         fix = "pip install 'gradient-probe[inspect]', or convert it: inspect log convert --to json"
         raise InputError(path, expected="the package inspect_ai, which reads it", found="none", fix=fix) from error
-    try:
+    with _damage_is_refused(path, "an inspect archive"):
         model = read_eval_log(str(path), header_only=True).eval.model
         for sample in read_eval_log_samples(str(path), all_samples_required=False):
             fields = sample.model_dump(mode="json", exclude={"events", "events_data", "attachments"})
             calls = [event for event in sample.events if event.event == "model"]
             events = [event.model_dump(mode="json", include={"event", "tools"}, exclude_none=True) for event in calls]
             yield f" {sample.id} epoch {sample.epoch}", {"model": model, **fields, "events": events}
-    except Exception as error:  # of the package
-        raise InputError(path, expected="an inspect archive", found=str(error) or type(error).__name__) from error
 
 
 # {kind: its reader, which yields a place (" line 3") and a value, or the error of a value that is damaged}

@@ -10,13 +10,12 @@ from itertools import groupby
 from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
-from replay_pools.logs.columns import NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
+from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
 from replay_pools.logs.files import STEP, Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
 from replay_pools.pool import LabelNote
 
 GENERAL = "columns"  # the format of any other log
-BY_BLOCKS = "blocks"  # the group of a format that names none: blocks of rows with one prompt
 BLOCK = "row of the log"  # the column that says which rollouts one row held
 Settled = tuple[dict[str, str], list[str]]  # {target: column}, notes
 
@@ -33,6 +32,7 @@ class Format:
     unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
     leave_out: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
     settle: Callable[[Scan], Settled] = lambda scan: ({}, [])  # what only the columns of the whole log say
+    is_ours: bool = False  # a step is the number of a group, and rewards are our grader's
 
 
 def recognise(rows: Rows, name: str | None) -> Format:
@@ -83,28 +83,18 @@ def _unfolded(row: Row, unfold: Callable[[Fields], Iterable[Fields | SkipRow]]) 
 
 
 def known_columns(kind: Format, scan: Scan) -> Settled:
-    """Return ({target: column}, notes) of a format; a column that holds nothing is none, but for the reward."""
+    """Return ({target: column}, notes) of a format; a column that holds nothing is none, but for the reward.
+
+    No other column is guessed for it.
+    """
     mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in kind.mapping.split()}
     settled, notes = kind.settle(scan)
     mapping |= settled
-    kept = {*scan.first, NO_COLUMN, BY_BLOCKS}
+    known = {*scan.first, FILE, NO_COLUMN, BLOCKS}
     for target, text in mapping.items():
-        if target != "reward" and not {part.partition(".")[0] for part in text.split("+")} & kept:
-            mapping[target] = NO_COLUMN  # and no other column is guessed for it
+        if target != "reward" and not {part.partition(".")[0] for part in text.split("+")} <= known:
+            mapping[target] = NO_COLUMN
     return mapping, [*kind.notes, *notes]
-
-
-# Our own format of logged rollouts, which the pools of the seed author have, too.
-
-
-def _ours(scan: Scan) -> Settled:
-    notes = list[str]()
-    if "src_pool" in scan.first:
-        said = (
-            "hacked is the published label: the answer's own run_tests() passes a stub, so that it counts right answers"
-        )
-        notes.append(LabelNote(said))
-    return {"messages": "messages" if scan.first.get("messages") else "problem_messages"}, notes  # of older files
 
 
 # TRL: one Parquet file a log call. It names no groups, and its rewards by their functions.
@@ -135,7 +125,7 @@ def _trl(scan: Scan) -> Settled:
         notes.append("prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)")
     # A reward function may log the group: its name tells the column.
     if not {*TARGETS["group"]} & scan.first.keys():
-        mapping["group"] = BY_BLOCKS
+        mapping["group"] = BLOCKS
     return mapping, notes
 
 
@@ -153,10 +143,6 @@ def _verl(fields: Fields) -> Iterator[Fields]:
     if len(rest) != 2 or rest[1] != "0":
         raise InputError("uid", expected="PROMPT_SESSION_0, one output a session", found=repr(fields["uid"]))
     yield fields | {"prompt_uid": prompt}
-
-
-def _verl_group(scan: Scan) -> Settled:
-    return ({"group": "step+prompt_uid"} if "prompt_uid" in scan.first else {}), []
 
 
 def _one_scorer(scan: Scan) -> Settled:
@@ -219,27 +205,13 @@ def _general(scan: Scan) -> Settled:
     return ({"group": BLOCK}, ["a row with lists is one group"]) if BLOCK in scan.first else ({}, [])
 
 
-COUNTS_GROUPS = ("logged",)  # formats in which a step is the number of a group
-NUMBERS_ANEW = ("verifiers", "inspect")  # formats whose problems are numbers of one environment, of several in a log
-PAYS_AS_WE = ("logged", "vgrout-run")  # formats with rewards of our grader, or of the one that it follows
 FORMATS = (
+    # Also the pools that the seed author published.
     Format(
         name="logged",
         has="completion completion_ids reward problem_id plen",
-        mapping="completion completion_ids reward problem=problem_id rendered=prompt prompt_ids plen",
-        settle=_ours,
-    ),
-    Format(
-        name="vgrout-run",
-        has="p_idx gi text exploited",
-        mapping="problem=problem_id group=step+p_idx step completion=text reward hacked=exploited gt_pass "
-        "fmt_ok=format_ok",
-        notes=(
-            LabelNote(
-                "hacked is `exploited`, of the active mode (other detectors: --map hacked=hacked_C, hacked_D, hacked_E)"
-            ),
-            "caution: groups are partial, since the log leaves out the teacher's rollouts of a mixed group",
-        ),
+        mapping="problem=problem_id",
+        is_ours=True,
     ),
     Format(
         name="trl",
@@ -256,9 +228,8 @@ FORMATS = (
     Format(
         name="verl",
         has="input output score step",
-        mapping="step completion=output reward=score skipped=input",
+        mapping="step completion=output reward=score skipped=input group=step+prompt_uid",
         unfold=_verl,
-        settle=_verl_group,
     ),
     Format(
         name="prime-rl",
@@ -271,15 +242,11 @@ FORMATS = (
         ),
         unfold=prime_rl,
     ),
-    Format(
-        name="verifiers",
-        has="example_id prompt completion reward",
-        mapping="problem=example_id prompt completion reward",
-    ),
+    Format(name="verifiers", has="example_id prompt completion reward", mapping="prompt completion reward"),
     Format(
         name="inspect",
         has="id epoch messages scores",
-        mapping="problem=id prompt completion tools finish=stop_reason",
+        mapping="prompt completion tools finish=stop_reason",
         notes=(LabelNote("letters of a scorer count as C = 1, P = 0.5, I = N = 0"),),
         unfold=inspect_sample,
         settle=_one_scorer,

@@ -14,7 +14,6 @@ from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.logs.columns import APART, EVERY, FILE, PROMPT_NAMES, SETTINGS
-from replay_pools.logs.formats import BY_BLOCKS
 from replay_pools.logs.rollouts import Logged
 from replay_pools.pool import CAUTION, LabelNote
 
@@ -39,12 +38,12 @@ def group_rollouts(
         InputError: a format with blocks for groups, and one row a prompt, or blocks of many sizes.
     """
     notes = list[str]()
-    if mapping.get("group") == BY_BLOCKS:
-        size = _size_of_blocks(rollouts)
-        mapping = mapping | {"group": f"every:{size}"}
-        notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
     if match := EVERY.fullmatch(mapping.get("group", "")):
-        groups = _blocks(rollouts, int(match[1]), faults)
+        size = int(match[1] or 0) or _size_of_blocks(rollouts)
+        if not match[1]:
+            mapping = mapping | {"group": f"every:{size}"}
+            notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
+        groups = _blocks(rollouts, size, faults)
     else:
         groups = _by_key(rollouts, _key(rollouts, mapping, guessed, notes))
     if "completion" in guessed and "completion_ids" not in mapping:
@@ -53,8 +52,9 @@ def group_rollouts(
     return mapping, groups, notes + said
 
 
-def comparable(groups: list[Group]) -> tuple[list[Group], list[str]]:
+def comparable(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
     """Return (groups, notes) without those of one rollout, which have no baseline, unless all are of one."""
+    groups = [group for group in groups if group]
     larger = [group for group in groups if len(group) > 1]
     if not larger or len(larger) == len(groups):
         return groups, []
@@ -237,20 +237,6 @@ def _blocks(rollouts: Sequence[Logged], size: int, faults: Faults) -> list[Group
             expected = f"{size} rows with one prompt"
             faults.add(group[0].where, "prompts", expected=expected, found="several prompts", fix=fix)
     return groups
-
-
-def without_unrewarded(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
-    """Return (groups, notes) without the rollouts that have no reward: nothing says what they are worth."""
-    kept = [[row for row in group if row.reward is not None] for group in groups]
-    num_rows, num_kept = sum(map(len, groups)), sum(map(len, kept))
-    sentence = f"{num_rows - num_kept} of {num_rows} rows have no reward and were left out, and their groups lack them"
-    return [group for group in kept if group], [f"{CAUTION}{sentence}"] if num_kept < num_rows else []
-
-
-def without_failures(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
-    """Return (groups, notes) without the rollouts that failed, which were compared with the others in training."""
-    kept = [[row for row in group if row.failure is None] for group in groups]
-    return comparable([group for group in kept if group])
 
 
 def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:

@@ -21,6 +21,7 @@ from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import rewarded
 from replay_pools.logs.columns import (
+    APART,
     EVERY,
     FILE,
     NO_COLUMN,
@@ -34,11 +35,7 @@ from replay_pools.logs.columns import (
 )
 from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import (
-    BY_BLOCKS,
-    COUNTS_GROUPS,
     GENERAL,
-    NUMBERS_ANEW,
-    PAYS_AS_WE,
     Format,
     flat_rows,
     known_columns,
@@ -47,12 +44,13 @@ from replay_pools.logs.formats import (
 from replay_pools.logs.groups import (
     Group,
     check_comparable,
+    comparable,
     group_cautions,
     group_rollouts,
     name_problems,
-    without_failures,
 )
-from replay_pools.logs.rollouts import STATUS, Logged, Reader, as_rollouts, evaluations_of, reward_fault
+from replay_pools.logs.rollouts import EVALUATIONS, STATUS, Logged, Reader, as_rollouts, reward_fault
+from replay_pools.manifest import MANIFEST_NAME
 from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
 from replay_pools.rollout import (
     LOGGED_GRADER,
@@ -102,7 +100,7 @@ class CheckedLog:
     def training_steps(self) -> list[int]:
         """The step of the training that sampled each group; empty where the log does not say it of all."""
         steps = [group[0].step for group in self.groups if group[0].step is not None]
-        return steps if len(steps) == len(self.groups) and self.format.name not in COUNTS_GROUPS else []
+        return steps if len(steps) == len(self.groups) and not self.format.is_ours else []
 
 
 def check_log(
@@ -133,7 +131,7 @@ def check_log(
     notes = [*rows.notes, *notes, *said]
     reader, unused = _reader(chosen, guessed, given, scan, faults)
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
-    if skip_bad and left_out and (EVERY.fullmatch(group := chosen.get("group", "")) or group == BY_BLOCKS):
+    if skip_bad and left_out and EVERY.fullmatch(chosen.get("group", "")):
         fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
         faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found="blocks of rows", fix=fix)
     if scan.num_rows and (fault := reward_fault(rollouts, scan, reader.columns, source)):
@@ -141,8 +139,7 @@ def check_log(
     _raise(faults, kind, source, is_recognised=format_name is None)
     if all(one.failure for one in rollouts):
         raise InputError(source, expected=f"rollouts of format {kind.name}", found="; ".join(said) or "none")
-    unsure = guessed | ({"problem"} - given.keys() if kind.name in NUMBERS_ANEW else set())
-    chosen, groups, more = group_rollouts(rollouts, chosen, unsure, faults)
+    chosen, groups, more = group_rollouts(rollouts, chosen, guessed, faults)
     _raise(faults, kind, source, is_recognised=format_name is None)
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
         columns = [chosen[target] for target in PROMPTS if target in chosen]
@@ -151,9 +148,10 @@ def check_log(
     notes += [*([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
     notes += _source_notes(rollouts, scan, kind)
     chosen, groups, scale, said = rewarded(groups, chosen, reader.columns, given, source)
-    groups, alone = without_failures(groups)
+    # Those that failed were compared with the others in the training.
+    groups, alone = comparable([[one for one in group if one.failure is None] for group in groups])
     rewards = {one.reward for group in groups for one in group if one.reward is not None}
-    least = least_reward(rewards, is_ours=kind.name in PAYS_AS_WE)
+    least = least_reward(rewards, is_ours=kind.is_ours)
     return CheckedLog(
         rows=rows,
         reader=reader,
@@ -188,7 +186,7 @@ def _reader(
     columns = {}
     for target, text in mapping.items():
         try:
-            if target != "group" or not (EVERY.fullmatch(text) or text == BY_BLOCKS):
+            if target != "group" or not EVERY.fullmatch(text):
                 columns[target] = parse_column(target, text, scan)
         except InputError as error:
             if scan.num_rows:  # else the file has a fault that says more
@@ -197,11 +195,17 @@ def _reader(
     declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
     failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
     values = {name: values for name, values in scan.values.items() if name not in used | declined}
-    evaluations = evaluations_of(values)
+    evaluations = {
+        name: says
+        for name, says in EVALUATIONS.items()
+        if {True, False} == {says(each) for each in values.get(name, ())}
+    }
     # Those of few values may tell sources of rollouts apart, and so may the environment.
-    most = {name: scan.most_values(name) for name in scan.values}
-    free = {*values, mapping.get("env"), mapping.get("env_mode")}
-    marks = [name for name, each in scan.values.items() if name in free and 2 <= len(each) <= most[name]]
+    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
+    few = {
+        name for name, each in scan.values.items() if len(each) <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART
+    }
+    marks = [name for name, each in scan.values.items() if name in free & few and 2 <= len(each) <= most]
     unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
     return Reader(columns, guessed, marks, failures, evaluations), unused
 
@@ -219,10 +223,8 @@ def _source_notes(rollouts: Sequence[Logged], scan: Scan, kind: Format) -> list[
     """Return what the log says of the weights that sampled, and of several branches of one episode."""
     notes = []
     for name, values in ((name, scan.values[name]) for name in MODELS if name in scan.values):
-        if len(values) == 1:
-            notes.append(f"sampled by {next(iter(values))} (`{name}`): is --model these weights?")
-        else:
-            notes.append(f"{CAUTION}rollouts of {len(values)} values of `{name}`: --model is one of them at most")
+        said = f"{CAUTION}rollouts of {len(values)} values of `{name}`: --model is one of them at most"
+        notes.append(said if len(values) > 1 else f"sampled by {min(values)} (`{name}`): is --model these weights?")
     if kind.name == "prime-rl" and (several := len(rollouts) - len({one.where for one in rollouts})):
         notes.append(f"{CAUTION}branches of one episode are rollouts of their own ({several} more than episodes)")
     return notes
@@ -252,31 +254,29 @@ def import_log(
         shutil.rmtree(partial, ignore_errors=True)
         try:
             pool = _write(log, partial, model, template, limit)
-            if (directory / "manifest.json").exists():
-                stored = open_pool(directory)
-                if stored.manifest != pool.manifest:
-                    fix = "choose another --name, or delete this pool to start anew"
-                    expected = "the pool of this log and --map"
-                    raise InputError(directory, expected=expected, found="another one", fix=fix)
-                return stored
-            if directory.exists() and any(directory.iterdir()):
-                expected = "no folder of that name"
-                raise InputError(directory, expected=expected, found="other files", fix="use another --name")
-            partial.rename(directory)  # an empty folder gives way
-            return open_pool(directory)
+            if (directory / MANIFEST_NAME).exists():
+                stored, found, fix = open_pool(directory), "another one", "delete this pool to start anew"
+                if stored.manifest == pool.manifest:
+                    return stored
+            elif directory.exists() and any(directory.iterdir()):
+                found, fix = "other files", "empty the folder"
+            else:
+                partial.rename(directory)  # an empty folder gives way
+                return open_pool(directory)
+            fix, expected = f"choose another --name, or {fix}", "the pool of this log and --map"
+            raise InputError(directory, expected=expected, found=found, fix=fix)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
-    from replay_pools.logs.tokens import Tokeniser, endings_of  # torch comes with both: only where the log is sound
+    from replay_pools.logs.tokens import Tokeniser  # torch comes with both: only where the log is sound
     from replay_pools.vocabulary import load_vocabulary
 
     vocabulary = load_vocabulary(model, template)
     rows = [one for group in log.groups for one in group]
     tokeniser = Tokeniser(
         vocabulary=vocabulary,
-        endings=endings_of(vocabulary),
         limit=limit,
         # All begin with their prompts, and not by chance: some by a long one, or by its ids.
         cuts_echo=all(one.echo is not None for one in rows)
@@ -373,7 +373,8 @@ def step_numbers(log: CheckedLog) -> list[int]:
 
 
 def least_reward(rewards: Set[float], *, is_ours: bool) -> float | None:
-    """Return the least reward of a log; None of a log of ours in which all are ones that our grader gives."""
+    """Return the least reward of a log; None if all are ones that our grader gives, one at least for a pass."""
+    is_ours = is_ours or max(rewards, default=0.0) >= REWARD_PASSED
     return None if is_ours and rewards <= OUR_REWARDS else min(rewards, default=0.0)
 
 

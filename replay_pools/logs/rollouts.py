@@ -7,11 +7,12 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
+from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.logs.columns import (
     COMPLETIONS,
@@ -35,15 +36,6 @@ THINKS = "<think>"  # begins the reasoning of most models that reason
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
 LISTED_COLUMNS = 20
 LEAST_REPEATED = 4  # rows of a log that may be there twice
-FAILURES = {"aborted", "abort", "failed", "failure", "error", "errored", "cancelled", "canceled", "timeout"}
-EVALUATIONS = re.compile(r"(.*[_-])?(eval|evaluation|val|valid|validation|test|dev)", re.I)
-SPLITS = ("split", "phase", "mode", "partition", "subset", "stage", "data_split")  # columns that may tell both apart
-# {column of truths: its value in an evaluation}
-IS_EVALUATION = {
-    **dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), True),
-    **dict.fromkeys(("eval", "validate", "validation", "evaluation"), True),
-    **dict.fromkeys(("is_train", "is_training"), False),
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +103,7 @@ class Reader:
     # Of columns that are not used:
     marks: Sequence[str]  # those of few values
     failures: Mapping[str, Callable[[Any], bool]]  # rows of STATUS
-    evaluations: Mapping[str, Set[Any]]  # {column: its values in rows that are no training}
+    evaluations: Mapping[str, Callable[[Any], bool]]  # rows of EVALUATIONS
 
     def read(self, row: Row, faults: Faults) -> Logged:
         """Return the rollout of a row. A value of the wrong kind goes to `faults`.
@@ -119,8 +111,8 @@ class Reader:
         Raises:
             SkipRow: the row is an evaluation.
         """
-        for name, words in self.evaluations.items():
-            if mark_of(name, row.fields.get(name)) in words:
+        for name, is_evaluation in self.evaluations.items():
+            if is_evaluation(row.fields.get(name)):
                 raise SkipRow(f"an evaluation next to training (`{name}`)")
         one, wrong = Logged(where=row.where, file=row.file), set[str]()
         if failed := [name for name, fails in self.failures.items() if name in row.fields and fails(row.fields[name])]:
@@ -206,12 +198,32 @@ def _is_message(value: Any) -> bool:
     return is_text or value is True or (isinstance(value, dict | list) and bool(value))
 
 
+def _is_yes(value: Any) -> bool:
+    return truth_of(value) is True
+
+
+def _is_no(value: Any) -> bool:
+    return truth_of(value) is False
+
+
+_FAILED = re.compile(r"(.*\.)?(abort(ed)?|fail(ed|ure)|error(ed)?|cancell?ed|timeout)", re.I)
+_EVALUATION = re.compile(r"(.*[_-])?(eval|evaluation|val|valid|validation|test|dev)", re.I)
 # {a column: whether its value says that the row is no rollout to train on}
 STATUS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("error", "errors", "exception"), _is_message),
-    "status": lambda value: isinstance(value, str) and value.lower().rpartition(".")[2] in FAILURES,
-    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
-    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
+    "status": lambda value: isinstance(value, str) and _FAILED.fullmatch(value) is not None,
+    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), _is_yes),
+    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), _is_no),
+}
+# {a column that may tell training and evaluation apart: whether its value says that the row is an evaluation}
+EVALUATIONS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(
+        ("split", "phase", "mode", "partition", "subset", "stage", "data_split"),
+        lambda value: isinstance(value, str) and _EVALUATION.fullmatch(value) is not None,
+    ),
+    **dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), _is_yes),
+    **dict.fromkeys(("eval", "validate", "validation", "evaluation"), _is_yes),
+    **dict.fromkeys(("is_train", "is_training"), _is_no),
 }
 
 
@@ -397,39 +409,16 @@ def _without_repeats(rollouts: list[Logged]) -> tuple[list[Logged], list[str]]:
     return rollouts, notes
 
 
-def evaluations_of(values: Mapping[str, Set[Any]]) -> dict[str, set[Any]]:
-    """Return {column: its values of evaluations}, of columns that tell training and evaluation apart."""
-
-    def is_evaluation(name: str, value: Any) -> bool:
-        if name in IS_EVALUATION:
-            return (truth_of(value) is True) == IS_EVALUATION[name]
-        return isinstance(value, str) and EVALUATIONS.fullmatch(value) is not None
-
-    names = [name for name in (*SPLITS, *IS_EVALUATION) if name in values]
-    found = {name: {value for value in values[name] if is_evaluation(name, value)} for name in names}
-    return {name: evaluations for name, evaluations in found.items() if 0 < len(evaluations) < len(values[name])}
-
-
 def reward_fault(
     rollouts: Sequence[Logged], scan: Scan, columns: Mapping[str, Column], source: str
 ) -> InputError | None:
     """Return an error if no rollout has a reward, with the columns and inner keys that may be one; else None."""
     if "reward" in columns and (not rollouts or any(one.reward is not None for one in rollouts)):
         return None
-    numbers = [*_numbers(scan.first)][:LISTED_COLUMNS]
-    found = (
-        f"none of {scan.num_rows} rows, but numbers in {', '.join(numbers)}" if numbers else f"none of {scan.num_rows}"
-    )
+    values = flat(scan.first).items()
+    lists = [name for name, each in values if isinstance(each, list) and each and isinstance(each[0], float)]
+    numbers = [name for name, each in values if isinstance(each, float) and each == each]
+    named = ", ".join([*numbers, *(f"{name}.sum" for name in lists)][:LISTED_COLUMNS])
+    found = f"none of {scan.num_rows} rows" + (f", but numbers in {named}" if named else "")
     fix = "pass --map reward=COLUMN"
     return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix=fix)
-
-
-def _numbers(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names of columns and inner keys that hold numbers which may be a reward."""
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, float) and value == value:
-            yield prefix + name
-        elif isinstance(value, list) and value and all(isinstance(each, float) for each in value):
-            yield f"{prefix}{name}.sum"

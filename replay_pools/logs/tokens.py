@@ -6,8 +6,9 @@ and it lacks the end of the turn. So the share of texts that ids give back is co
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from replay_pools.base.errors import InputError
@@ -31,27 +32,11 @@ RENDERED = "the prompt was rendered with the template of the model, {} thinking"
 NO_SCHEMAS = "the schemas of the tools are not logged, and prompts were rendered without them (--map tools=COLUMN)"
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
 UNLIKE_LENGTH = "the logged length of the completion is not what the tokenizer makes of its text"
+RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
 NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
 
 
-@dataclass(frozen=True, slots=True)
-class Endings:
-    """The ids that pad, begin and end texts."""
-
-    pads: frozenset[int]  # of the tokenizer: its pad, and the ids that end turns
-    turn_ends: frozenset[int]  # of the model
-    bos: int | None = None
-
-
-def endings_of(vocabulary: Vocabulary) -> Endings:
-    """Return the ids of a model that pad, begin and end texts."""
-    tokenizer, turn_ends = vocabulary.chat.tokenizer, frozenset(vocabulary.turn_ends)
-    pads = {token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(token, int)}
-    bos = tokenizer.bos_token_id
-    return Endings(turn_ends | pads, turn_ends, bos if isinstance(bos, int) else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tokeniser:
     """Makes the prompts and completions of one log.
 
@@ -59,7 +44,6 @@ class Tokeniser:
     """
 
     vocabulary: Vocabulary
-    endings: Endings
     limit: int | None = None  # of completions, in tokens
     cuts_echo: bool = False  # completions begin with their prompts
     thinks: bool = False  # completions begin with reasoning
@@ -71,6 +55,12 @@ class Tokeniser:
         """The chat of the vocabulary."""
         return self.vocabulary.chat
 
+    @cached_property
+    def pads(self) -> Set[int]:
+        """The ids that pad: the tokenizer's, and those that end turns."""
+        own = (self.chat.tokenizer.pad_token_id, self.chat.tokenizer.eos_token_id)
+        return {*self.vocabulary.turn_ends, *(token for token in own if isinstance(token, int))}
+
     def tokenise(self, row: Logged, known: Logged) -> tuple[Prompt, str | list[str], Completion]:
         """Return (prompt, text of the completion or of each of its turns, completion) of a row.
 
@@ -79,9 +69,9 @@ class Tokeniser:
             SkipRow: turns that the chat template cannot place.
         """
         if self.cuts_echo and known.echo is not None:
-            row = self._without_echo(row, known.echo)
+            self._cut_echo(row, known.echo)
         if row.completion_ids is None and row.turns is not None:
-            return self._rendered_turns(row)
+            return self._rendered_turns(row, row.turns)
         prompt = self._prompt(row, known.prompt_key)
         text, completion = self._logged(row) if row.completion_ids else self._retokenised(row)
         if not completion.ids:
@@ -91,18 +81,17 @@ class Tokeniser:
     def _count(self, *sentences: tuple[bool, str]) -> None:
         self.counts.update(sentence for holds, sentence in sentences if holds)
 
-    def _without_echo(self, row: Logged, length: int) -> Logged:
-        """Return the row without the prompt at the beginning of its completion."""
-        text, ids = (row.completion or "")[length:], (row.completion_ids or [])[length:]
-        if not (text if row.completion_ids is None else ids):
+    def _cut_echo(self, row: Logged, length: int) -> None:
+        """Cut the prompt at the beginning of a completion."""
+        if row.completion_ids is None:
+            row.completion = (row.completion or "")[length:]
+        else:
+            if row.logprobs and len(row.logprobs) == len(row.completion_ids):
+                row.logprobs = row.logprobs[length:]
+            row.completion, row.completion_ids = None, row.completion_ids[length:]
+        if not (row.completion or row.completion_ids):
             raise SkipRow("no answer behind the prompt")
         self._count((True, "the completion began with the prompt, which was cut"))
-        if row.completion_ids is None:
-            return replace(row, completion=text)
-        logprobs = row.logprobs
-        if logprobs and len(logprobs) == len(row.completion_ids):
-            logprobs = logprobs[length:]
-        return replace(row, completion=None, completion_ids=ids, logprobs=logprobs)
 
     # Prompts
 
@@ -175,7 +164,7 @@ class Tokeniser:
     def _without_left_padding(self, row: Logged) -> list[int]:
         ids = row.prompt_ids or []
         if row.plen is None:
-            return cut_left(ids, self.endings)
+            return cut_left(ids, self.pads, self.chat.tokenizer.bos_token_id)
         start = max(0, len(ids) - row.plen)
         if (num := len({*ids[:start]})) > 1:
             raise row.refused("prompt_ids", "padding before the last plen ids", f"{num} different ids")
@@ -198,39 +187,36 @@ class Tokeniser:
 
     # Completions
 
-    def _rendered_turns(self, row: Logged) -> tuple[Prompt, str | list[str], Completion]:
+    def _rendered_turns(self, row: Logged, turns: Turns) -> tuple[Prompt, str | list[str], Completion]:
         """Place the turns of a rollout by the chat template; return prompt, text and completion."""
-        turns: Turns = row.turns or []
         if row.messages is None or row.rendered is not None:
             raise SkipRow("several turns as text, behind a prompt that is not messages")
         try:
             whole = self.chat.render_turns(row.messages, turns, row.tools)
         except InputError as error:
             raise SkipRow(f"turns that cannot be placed ({error.expected})") from error
-        ids, mask = whole.ids, whole.mask
         finish: FinishReason = row.finish or "stop"
-        if finish == "length" and len(ids) > 1:
-            ids, mask = ids[:-1], mask[:-1]
-        prompt = Prompt(plain_chat(row.messages), whole.prompt, whole.prompt_ids)
+        end = -1 if finish == "length" and len(whole.ids) > 1 else None
+        ids, mask = whole.ids[:end], whole.mask[:end]
         texts = [self.chat.decode(ids)] if all(mask) else self.chat.decode_turns(ids, mask)
         own = [turn for turn in turns if turn["role"] == "assistant"]
         shown = texts[::2] if len(texts[::2]) == len(own) else [texts[0]] * len(own)
         for turn, text in zip(own, shown, strict=True):
-            if hidden := next((what for what, said in _beside(turn) if said not in text), None):
-                raise SkipRow(f"{hidden} that the chat template does not show")
+            if str(turn.get("reasoning_content", "")).strip() not in text:
+                raise SkipRow("reasoning that the chat template does not show")
+            if any(str(call["function"].get("name")) not in text for call in turn.get("tool_calls", ())):
+                raise SkipRow("a tool call that the chat template does not show")
         uses_tools = any("tool_calls" in turn or turn["role"] == "tool" for turn in turns)
         self._count(
             (uses_tools and not row.tools, f"{CAUTION}{NO_SCHEMAS}"),
             (True, f"{CAUTION}turns were placed by the chat template: a tool's answer between them has no loss"),
             (row.finish is None, "the last turn is taken to have stopped"),
+            (True, RETOKENISED),
+            (all(turn["content"].strip() in text for turn, text in zip(own, shown, strict=True)), ROUND_TRIPS),
         )
-        self.counts[RETOKENISED] += 1
-        self.counts[ROUND_TRIPS] += all(turn["content"].strip() in text for turn, text in zip(own, shown, strict=True))
-        return (
-            prompt,
-            texts if len(texts) > 1 else texts[0],
-            Completion(ids=ids, logprobs=None, finish_reason=finish, mask=mask),
-        )
+        prompt = Prompt(plain_chat(row.messages), whole.prompt, whole.prompt_ids)
+        completion = Completion(ids=ids, logprobs=None, finish_reason=finish, mask=mask)
+        return prompt, texts if len(texts) > 1 else texts[0], completion
 
     def _logged(self, row: Logged) -> tuple[str | list[str], Completion]:
         """Return text and completion of logged ids, without padding; anything else is content, and is not cut.
@@ -240,7 +226,9 @@ class Tokeniser:
         ids = stored = row.completion_ids or []
         mask = row.mask if row.mask and not all(row.mask) else None
         if row.mask is None:
-            ids = cut_padding(stored, row.comp_len, self.endings, was_cut_off=row.finish == "length")
+            ids = cut_padding(
+                stored, row.comp_len, self.pads, self.vocabulary.turn_ends, was_cut_off=row.finish == "length"
+            )
         cut = {*stored[len(ids) :]}
         if len(cut) > 1 or (row.comp_len or 0) > len(stored):
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
@@ -250,7 +238,7 @@ class Tokeniser:
             found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
             raise row.refused("logprobs", "one an id", found, fix)
         # It stopped if it was padded, or if its last id ends a turn.
-        finish = row.finish or ("stop" if cut or {*ids[-1:]} & self.endings.turn_ends else "length")
+        finish = row.finish or ("stop" if cut or {*ids[-1:]} & {*self.vocabulary.turn_ends} else "length")
         text: str | list[str] | None = row.completion
         self._count(
             (mask is not None, "ids that the mask leaves out are not sampled: they have no loss"),
@@ -287,32 +275,22 @@ class Tokeniser:
             self._count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
         length = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
         is_unlike = bool(length) and length not in (len(encoded), len(encoded) + 1)  # with the end of the turn
-        self._count(
-            (is_unlike, f"{CAUTION}{UNLIKE_LENGTH}"),
-            (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
-        )
         decoded = back = self.vocabulary.decode(ids)
         special = {token for token, what in self.chat.tokenizer.added_tokens_decoder.items() if what.special}
         if special & {*encoded}:
             back = str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False))
-        self.counts[RETOKENISED] += 1
-        self.counts[ROUND_TRIPS] += back == text
+        self._count(
+            (is_unlike, f"{CAUTION}{UNLIKE_LENGTH}"),
+            (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
+            (True, RETOKENISED),
+            (back == text, ROUND_TRIPS),
+        )
         return decoded, Completion(ids=ids, logprobs=None, finish_reason=finish)
 
 
-def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a turn other than its text: (its kind, a text that stands in it)."""
-    if reasoning := turn.get("reasoning_content"):
-        yield "reasoning", reasoning.strip()
-    for call in turn.get("tool_calls") or []:
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        yield "a tool call", str(function.get("name"))
-
-
-RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
-
-
-def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings, *, was_cut_off: bool) -> list[int]:
+def cut_padding(
+    ids: Sequence[int], comp_len: int | None, pads: Collection[int], turn_ends: Collection[int], *, was_cut_off: bool
+) -> list[int]:
     """Return the completion without its padding.
 
     An id that repeats at the end may be padding, or an answer that ran in circles until it was cut off. It is padding
@@ -321,22 +299,23 @@ def cut_padding(ids: Sequence[int], comp_len: int | None, endings: Endings, *, w
     Args:
         ids: as stored.
         comp_len: recorded length; None: not recorded.
-        endings: of the log.
+        pads: ids that pad, with those that end turns.
+        turn_ends: ids of the model that end turns.
         was_cut_off: the log says that sampling ended at the length, so no end of turn was sampled.
     """
     end = len(ids) if comp_len is None else min(comp_len, len(ids))
-    if comp_len is None and ids and ids[-1] in endings.pads:
+    if comp_len is None and ids and ids[-1] in pads:
         end -= next((run for run, token in enumerate(reversed(ids)) if token != ids[-1]), len(ids))
         # One end of turn at the very end may have been sampled; a run of them was not.
-        end += was_cut_off and end == len(ids) - 1 and ids[end] in endings.turn_ends
+        end += was_cut_off and end == len(ids) - 1 and ids[end] in turn_ends
     # The first of pads that end turns is the end of the turn. A length that counts the ids that are no pad lacks it.
-    is_open = end == 0 or ids[end - 1] not in endings.turn_ends
-    if end < len(ids) and ids[end] in endings.turn_ends and is_open and not was_cut_off:
+    is_open = end == 0 or ids[end - 1] not in turn_ends
+    if end < len(ids) and ids[end] in turn_ends and is_open and not was_cut_off:
         end += 1
     return list(ids[:end])
 
 
-def cut_left(ids: Sequence[int], endings: Endings) -> list[int]:
+def cut_left(ids: Sequence[int], pads: Collection[int], bos: Any) -> list[int]:
     """Return the prompt without its padding; one id that begins every text stays."""
-    start = next((place for place, token in enumerate(ids) if token not in endings.pads), len(ids))
-    return list(ids[start - (start > 0 and ids[0] == endings.bos) :])
+    start = next((place for place, token in enumerate(ids) if token not in pads), len(ids))
+    return list(ids[start - (start > 0 and ids[0] == bos) :])

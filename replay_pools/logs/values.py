@@ -179,9 +179,12 @@ def _calls(value: Any) -> list[dict[str, Any]]:
     """Return calls of tools as chat templates take them; some writers write each as JSON text, or flat."""
     calls: list[Any] = opened(value) if isinstance(opened(value), list) else [value]
     calls = [opened(call) for call in calls]
-    if not all(isinstance(call, dict) and {"function", "name"} & call.keys() for call in calls):
+    if not all(isinstance(call, dict) and ("name" in call or isinstance(call.get("function"), dict)) for call in calls):
         raise wrong_value("tool calls, each an object with a name and arguments", value)
-    return [call if "function" in call else tool_call(call["name"], call.get("arguments")) for call in calls]
+    return [
+        call if isinstance(call.get("function"), dict) else tool_call(call["name"], call.get("arguments"))
+        for call in calls
+    ]
 
 
 def tool_call(name: str, arguments: Any) -> dict[str, Any]:

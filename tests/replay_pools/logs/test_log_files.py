@@ -45,7 +45,7 @@ FILES: dict[str, tuple[Any, str | None]] = {
     "a cut last line.jsonl": (TEXT[:-30], "--skip-bad 1"),
     "two lists.json": ({"rollouts": ONE, "results": ONE}, "lists rollouts, results"),
     "a short row.json": ({"columns": ["prompt", "reward"], "data": [["p"]]}, "item 0: expected an object, found list"),
-    "a sample that is none.json": ({"eval": {"model": "m"}, "samples": [{"a": 1}, 3]}, "item 1"),
+    "a sample that is none.json": ({"eval": {"model": "m"}, "samples": [{"completion": "a"}, 3]}, "item 1"),
     "empty.jsonl": ("", "empty.jsonl"),
     "an open quote.csv": (
         'prompt,completion,reward\np,a,1\np,"b,0\n',

@@ -138,13 +138,17 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "a file a model": ({"a.jsonl": ONE[::4], "b.jsonl": OTHER[::4]}, "--map group=file+prompt", ""),
     "a folder a step": ({"global_step_5/r.jsonl": ONE, "global_step_10/r.jsonl": OTHER}, [4] * 4, ""),
     "validation": ({"rollouts/1.jsonl": ONE, "validation/1.jsonl": OTHER}, [4, 4], "evaluations next to training"),
-    "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies of another file"),
-    "metrics": ({"a.jsonl": ONE, "metrics.jsonl": [{"step": 1, "loss": 0.2}]}, [4, 4], "files were left out: metrics"),
+    "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies were left out"),
+    "metrics": (
+        {"a.jsonl": ONE, "metrics.jsonl": [{"step": 1, "loss": 0.2}]},
+        [4, 4],
+        "files without rollouts were left out: metrics",
+    ),
     "a cache": ({"train/data.jsonl": ONE, "train/cache-01.jsonl": OTHER}, [4, 4], "files were left out: train/cache"),
     "what prime-rl trained on": (
         {"1/train/effective/a.jsonl": ONE, "1/train/all/a.jsonl": OTHER},
         [4, 4],
-        "files were left out: 1/train/all/a.jsonl",
+        "not trained on were left out: 1/train/all/a.jsonl",
     ),
     "a packed file": ({"a.jsonl": ONE, "b.jsonl.bz2": b"BZh91AY&SY and more"}, [4, 4], "caution: packed files"),
     "files of a model": (

@@ -13,7 +13,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.base.errors import InputError
 from replay_pools.logs.importing import check_log, import_log
-from replay_pools.logs.tokens import Endings, cut_left, cut_padding
+from replay_pools.logs.tokens import cut_left, cut_padding
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Rollout
 from replay_pools.vocabulary import Vocabulary
@@ -295,11 +295,12 @@ def test_cutting_undoes_padding(bodies: list[list[int]], extra: int, pad: int, k
     width = max(map(len, completions)) + extra
     stored = [ids + [pad] * (width - len(ids)) for ids in completions]
     lengths = [sum(item != pad for item in ids) if know_length else None for ids in stored]
-    cut = [cut_padding(ids, length, ENDINGS, was_cut_off=False) for ids, length in zip(stored, lengths, strict=True)]
+    cut = [
+        cut_padding(ids, length, {PAD, EOS}, {EOS}, was_cut_off=False)
+        for ids, length in zip(stored, lengths, strict=True)
+    ]
     assert cut == completions, "padding was kept, or the real end-of-turn id was cut with it"
 
-
-ENDINGS = Endings(frozenset({PAD, EOS}), frozenset({EOS}))
 
 # {what is stored: (ids, was it cut off as the log says, what is kept)}; PAD ends turns too in the last
 STORED = {
@@ -317,13 +318,12 @@ STORED = {
 @pytest.mark.parametrize("case", STORED)
 def test_what_stands_behind_a_completion_by_hand(case: str) -> None:
     stored, was_cut_off, kept = STORED[case]
-    endings = Endings(frozenset({PAD, EOS}), frozenset({PAD, EOS})) if "two ends" in case else ENDINGS
-    assert cut_padding(stored, None, endings, was_cut_off=was_cut_off) == kept
+    turn_ends = {PAD, EOS} if "two ends" in case else {EOS}
+    assert cut_padding(stored, None, {PAD, EOS}, turn_ends, was_cut_off=was_cut_off) == kept
 
 
 def test_an_id_that_begins_every_text_stays_in_front_once() -> None:
-    begins = Endings(frozenset({EOS}), frozenset({EOS}), bos=EOS)
-    assert [cut_left([*[EOS] * num, 40], begins) for num in range(3)] == [[40], [EOS, 40], [EOS, 40]]
+    assert [cut_left([*[EOS] * num, 40], {EOS}, EOS) for num in range(3)] == [[40], [EOS, 40], [EOS, 40]]
 
 
 @pytest.mark.parametrize("logged", ["ids", "ids and finish", "ids, text, finish and logprobs"])
