@@ -89,5 +89,5 @@ def _of_log(log: "CheckedLog", pool: Pool) -> Iterator[str]:
         sizes = f"groups of {size} to {largest} rollouts with a reward"
         yield f"  {sizes}: {size} are compared at a time (--set source.per_pool=N)"
     num_others = len(pool.normalised) - len(cautions) - len(chosen)
-    others = f"; {num_others} details: {command('pool', 'show', pool.name)}" if num_others else ""
-    yield f"  cannot know: {log.format.cannot_know.rstrip('.')}{others}"
+    if num_others:
+        yield f"  {num_others} details: {command('pool', 'show', pool.name)}"

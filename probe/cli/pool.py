@@ -133,10 +133,9 @@ def import_(
     pool = import_log(check_log(source, **reading), name=name, out=out, model=model, template=template, limit=limit)
     log, counts = pool.manifest["log"], pool.manifest["counts"]
     yield f"read as --format {log['format']} {as_option(log['mapping'])}: give these with other columns to correct them"
-    yield f"  cannot know: {log['cannot_know']}"
     yield from described_place(pool)
     yield f"{counts['steps']} groups, {counts['rollouts']} rollouts"
-    log = {key: log[key] for key in ("format", "mapping", "cannot_know")}
+    log = {key: log[key] for key in ("format", "mapping")}
     document = {"path": str(pool.path), "counts": counts, **log, "ids": pool.manifest["ids"]}
     return {**document, "normalised": pool.normalised}
 

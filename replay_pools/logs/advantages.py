@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import PAID, Column
-from replay_pools.logs.groups import Group, without_unrewarded
+from replay_pools.logs.groups import Group
 from replay_pools.pool import CAUTION, LabelNote
 
 EXPLAINED = 0.02  # relative error of advantages that are said to follow
@@ -45,9 +45,14 @@ def rewarded(
         source: of the log.
 
     Raises:
-        InputError: no rollout has a reward, or no divisor makes the logged advantages of the rewards.
+        InputError: no divisor makes the logged advantages of the rewards.
     """
-    groups, notes = without_unrewarded(groups, source)
+    num_rows = sum(map(len, groups))
+    groups = [kept for group in groups if (kept := [row for row in group if row.reward is not None])]
+    num_out, notes = num_rows - sum(map(len, groups)), list[str]()
+    if num_out:
+        said = f"{num_out} of {num_rows} rows have no reward and were left out, and their groups lack them"
+        notes.append(CAUTION + said)
     terms, is_guessed, mapping = columns["reward"].terms, "reward" not in given, dict(mapping)
     names, weights = [name for name, _ in terms], np.array([weight for _, weight in terms])
     batches = _batches(groups) if "advantage" in mapping else []

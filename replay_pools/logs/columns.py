@@ -11,7 +11,7 @@ the file of a row), a group also `every:8`, blocks of eight rows. `none` is no c
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ NO_COLUMN = "none"
 MISSING = object()
 FILE = "file"  # the column of keys that is the file of a row
 PROMPT = "prompt"  # the column of keys that is the prompt of a row, where no column has this name
-EVERY = re.compile(r"every:([1-9]\d*)")
+BLOCKS = "blocks"  # the group where none is named: blocks of rows with one prompt
+EVERY = re.compile(rf"every:([1-9]\d*)|{BLOCKS}")
 # Begins a rendered prompt.
 MARKUP = re.compile(r"\s*(<[|\uff5c]|<s>|<bos>|<BOS_TOKEN>|\[INST\]|\[gMASK\]|\[\||<start_of_turn>)")
 # {target: names that columns with it usually have}
@@ -52,7 +53,7 @@ TARGETS = {
         "logprobs": "sampling_logprobs rollout_log_probs rollout_logprobs completion_logprobs logprobs",
         "reward": "reward score acc",
         "advantage": "advantage",
-        "hacked": "hacked is_hack is_hacked hack is_reward_hack reward_hack exploited",
+        "hacked": "hacked is_hack is_hacked hack is_reward_hack reward_hack is_reward_hack_strict exploited",
         "gt_pass": "gt_pass gt_correct is_correct correct eq_correct",
         "fmt_ok": "fmt_ok format_ok",
         "passed": "",  # a reward above the least of the log, unless a column says it
@@ -75,17 +76,26 @@ PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
 VAGUE = ("answer", "text")
 PROMPT_NAMES = {name for target in PROMPTS for name in TARGETS[target]}
 TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
-# Columns of which several values are several policies, runs or files: single rollouts of them are kept apart, too, in
-# any proportion but for files.
+# Columns that name weights, steps, runs or files: any split of a group by them is a question.
 APART = {
     *("model", "model_name", "model_id", "model_path", "base_model", "policy", "policy_name", "policy_id"),
     *("checkpoint", "checkpoint_path", "ckpt", "ckpt_name", "ckpt_path", "adapter", "adapter_name", "lora"),
     *("lora_name", "run", "run_id", "run_name", "experiment", "experiment_name"),
-    *("model_version", "policy_version", "weight_version", "step", "global_step", "_step", "update", "round"),
+    *(
+        "version",
+        "model_version",
+        "policy_version",
+        "weight_version",
+        "step",
+        "global_step",
+        "_step",
+        "update",
+        "round",
+    ),
     *("training_iteration", "iteration", "iter", "epoch", FILE),
 }
-# Columns that name a source of rollouts: one split group is enough to ask. Other columns must split every group.
-SOURCES = APART | {"rollout_id", "version", "split", "phase", "mode", "stage", "seed", "temperature", "top_p"}
+# Their numbers are no labels, and their fractions no measurements.
+SETTINGS = ("rollout_id", "seed", "temperature", "top_p")
 # A row of rollouts has at least one of these keys. The last line is for writers with nested objects.
 HAVE_ANSWERS = {name for target in ("messages", *COMPLETIONS) for name in TARGETS[target]} | {
     *("traces", "tokens", "responses_create_params", "content", "completions", "responses", "outputs")
@@ -115,34 +125,24 @@ class Scan:
             if isinstance(value, dict) and isinstance(first, dict):
                 self.first[name] = value | first
             kinds.add(type(value))
-            self._note(name, value)
-            self._note_inner(name, value if name in TEXTS else opened(value))
+            self._mark(name, name, value, depth=0 if name in TEXTS else 2)
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """{column: its first value}, None of columns without any."""
-        return dict.fromkeys(self.kinds) | self.first
-
-    def _note_inner(self, name: str, value: Any, depth: int = 2) -> None:
-        """Note the sources of rollouts in an object, and in the objects in it."""
-        for key, inner in value.items() if isinstance(value, dict) and depth else ():
-            if key in SOURCES:
-                self._note(f"{name}.{key}", inner)
-            self._note_inner(f"{name}.{key}", inner, depth - 1)
-
-    def _note(self, name: str, value: Any) -> None:
-        key = name.rpartition(".")[2]
-        if (mark := mark_of(key, value)) is not None:
+    def _mark(self, name: str, key: str, value: Any, depth: int) -> None:
+        """Note the mark of a column, and those of APART among the keys of its objects and of the objects in them."""
+        if (key == name or key in APART) and (mark := mark_of(key, value)) is not None:
             known = self.values.setdefault(name, set())
-            if len(known) <= self.MOST_VALUES or key in SOURCES:
+            if len(known) <= self.MOST_VALUES or key in APART:
                 known.add(mark)
+        value = opened(value) if depth else None
+        for inner, each in value.items() if isinstance(value, dict) else ():
+            self._mark(f"{name}.{inner}", inner, each, depth - 1)
 
 
 def mark_of(name: str, value: Any) -> str | int | float | None:
-    """Return a value that may tell sources of rollouts apart; other fractions than of SOURCES are measurements."""
+    """Return a value that may tell sources of rollouts apart, else None."""
     if isinstance(value, float) and value.is_integer():  # tables with gaps, and CSV, hold whole numbers so
         return int(value)
-    is_kind = isinstance(value, str | int) or (isinstance(value, float) and value == value and name in SOURCES)
+    is_kind = isinstance(value, str | int) or (isinstance(value, float) and value == value and name in SETTINGS)
     return value if is_kind else None
 
 
@@ -229,11 +229,11 @@ class Column(NamedTuple):
         known = [(value, weight) for value, weight in values if value is not None and value == value and value != ""]
         if self.target != "reward" and known and all(isinstance(value, str) for value, _ in known):
             return "\n\n".join(value for value, _ in known)
-        numbers = [(number_of(value), weight) for value, weight in known]
-        for (value, _), (number, _) in zip(known, numbers, strict=True):
-            if number is None:
-                return value  # the check of the row names it
-        return math.fsum(number * weight for number, weight in numbers if number is not None) if known else None
+        numbers = [number_of(value) for value, _ in known]
+        if None in numbers:
+            return known[numbers.index(None)][0]  # the check of the row names it
+        paid = [(number or 0.0) * weight for number, (_, weight) in zip(numbers, known, strict=True)]
+        return math.fsum(paid) if known else None
 
 
 def parse_mapping(text: str, option: str = "--map", targets: Collection[str] = TARGETS) -> dict[str, str]:
@@ -274,30 +274,25 @@ def parse_column(target: str, text: str, scan: Scan) -> Column:
     Raises:
         InputError: a name that no row has, or a weight that is no finite number.
     """
-    may_be_sum = target in ("reward", "prompt", *KEYS) and text not in scan.kinds
-    terms: list[tuple[str, float]] = []
-    above: float | None = None
-    for part in text.split("+") if may_be_sum else [text]:
-        name, number = part.strip() if may_be_sum else part, "1"
-        if may_be_sum and target == "reward":
-            name, _, number = (piece.strip() for piece in part.partition("*"))
-        if target in LABELS and name not in scan.kinds and ">" in name:
-            name, _, limit = (piece.strip() for piece in name.rpartition(">"))
-            above = _number(limit, f"--map {target}={text}", "COLUMN>NUMBER")
+    where, is_whole = f"--map {target}={text}", text in scan.kinds
+    is_sum = target in ("reward", "prompt", *KEYS) and not is_whole
+    above, terms = None, list[tuple[str, float]]()
+    if target in LABELS and not is_whole and ">" in text:
+        text, _, limit = text.rpartition(">")
+        above = _finite(limit, where, "COLUMN>NUMBER")
+    for part in text.split("+") if is_sum else [text]:
+        name, _, weight = part.partition("*") if is_sum and target == "reward" else (part, "", "")
+        name = name if is_whole else name.strip()
         is_known = name in scan.kinds or (target in KEYS and name in (FILE, PROMPT))
         if not is_known and look_up(scan.first, name, MISSING) is MISSING:
-            where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
-            raise unknown_name(where, name, columns_of([scan.row]), expected="a column of the log", fix=fix)
-        terms.append((name, _number(number or "1", f"--map {target}={text}", "COLUMN*NUMBER")))
+            known, fix = columns_of([dict.fromkeys(scan.kinds) | scan.first]), f"pass --map {target}=COLUMN"
+            raise unknown_name(where, name, known, expected="a column of the log", fix=fix)
+        terms.append((name, _finite(weight or "1", where, "COLUMN*NUMBER")))
     return Column(target, tuple(terms), above)
 
 
-def _number(text: str, where: str, expected: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+def _finite(text: str, where: str, expected: str) -> float:
+    if (number := number_of(text.strip())) is None:
         raise InputError(where, expected=f"{expected}, a finite one", found=repr(text))
     return number
 
@@ -331,35 +326,18 @@ def choose_columns(
     Raises:
         InputError: a choice that only the user can make.
     """
-    known = {**_without_labels(known, corrections), **corrections}
     # A prompt that the user names is the only one, next to messages that the user names as well.
-    if any(target in corrections for target in PROMPTS):
-        known = {target: name for target, name in known.items() if target not in PROMPTS or target in corrections}
+    replaced = PROMPTS if any(target in corrections for target in PROMPTS) else ()
+    known = {target: text for target, text in known.items() if target not in replaced} | dict(corrections)
+    if "reward" in known and "reward" not in corrections:
+        # A part that the user gives to another target is not paid, unless it says what is right or has its format.
+        others = [text for target, text in corrections.items() if target not in (SHARING, *PAID)]
+        paid = [part for part in known["reward"].split("+") if not any(part in parts_of(text) for text in others)]
+        known = {**known, "reward": "+".join(paid)} if paid else {t: text for t, text in known.items() if t != "reward"}
     guessed, notes = _guessed(scan, known)
     mapping = known | guessed
     mapping = {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
     return mapping, guessed.keys() & mapping.keys(), notes
-
-
-def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str]) -> dict[str, str]:
-    """Return what a format knows, without the parts of its reward that the user gives to other targets.
-
-    What is right, or has its format, may be paid as well: of several parts the user is asked which are.
-    """
-    if "reward" not in known or "reward" in corrections:
-        return dict(known)
-    parts, kept = known["reward"].split("+"), list[str]()
-    for part in parts:
-        takers = [one for one, text in corrections.items() if one != SHARING and part in parts_of(text)]
-        may_be_paid = bool(takers) and {*takers} <= {*PAID}
-        if may_be_paid and len(parts) > 1:
-            expected = f"--map reward=COLUMN too, since {part} may also be paid"
-            fix = f"pass --map reward={'+'.join(parts)}, or those paid"
-            raise InputError(f"--map {takers[0]}={part}", expected=expected, found="no reward named", fix=fix)
-        if may_be_paid or not takers:
-            kept.append(part)
-    others = {target: text for target, text in known.items() if target != "reward"}
-    return others | ({"reward": "+".join(kept)} if kept else {})
 
 
 def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -376,19 +354,12 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
         free = [name for name in names if name in first and name not in taken and scan.values.get(name) != {""}]
         if target == "completion" and _hold_answers(first, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
-        is_needed = target not in settled
-        if target == "prompt" and is_needed and (pair := _in_two_parts(scan, free)):
-            # Only the user knows how the trainer joined them.
-            fix = f"--map prompt={'+'.join(pair)} joins them by an empty line; --map prompt=COLUMN takes one"
-            found = f"`{pair[0]}` and `{pair[1]}`"
-            raise InputError(target, expected="one column of the prompt", found=found, fix=fix)
-        if target == "reasoning" and is_needed and "completion_ids" not in guessed and _is_text(scan, target):
-            # The policy or a judge may have written it.
-            fix = "--map reasoning=reasoning where the policy sampled it before the completion, else reasoning=none"
-            raise InputError(target, expected="to know who wrote `reasoning`", found="no column that says it", fix=fix)
-        if is_needed and free:
-            guessed[target] = free[0]
-            taken.add(free[0])
+        if target in settled or not free:
+            continue
+        if target == "prompt":
+            _check_is_whole(scan, free)
+        guessed[target] = free[0]
+        taken.add(free[0])
     name = guessed.get("prompt")
     if name is None or "rendered" in {*guessed, *known} or not isinstance(first.get(name), str):
         return guessed, []
@@ -404,17 +375,17 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
     return guessed, [f"{note} (--map rendered={name} where it was this text)"]
 
 
-def _is_text(scan: Scan, name: str) -> bool:
-    return str in scan.kinds.get(name, ()) and scan.values.get(name, set()) != {""}
+def _check_is_whole(scan: Scan, free: Sequence[str]) -> None:
+    """Refuse an instruction beside its input, and a question beside a context that is not in it.
 
-
-def _in_two_parts(scan: Scan, free: list[str]) -> tuple[str, str] | None:
-    """Return an instruction and its input, or a question and its context, that is not in it."""
-    if "instruction" in free and _is_text(scan, "input"):
-        return "instruction", "input"
-    if free and _is_text(scan, "context") and str(scan.first["context"]) not in str(scan.first[free[0]]):
-        return free[0], "context"
-    return None
+    Only the user knows how the trainer joined them.
+    """
+    one = "instruction" if "instruction" in free else free[0]
+    other = "input" if one == "instruction" else "context"
+    is_text = str in scan.kinds.get(other, ()) and scan.values.get(other) != {""}
+    if is_text and (not scan.first[other] or str(scan.first[other]) not in str(scan.first[one])):
+        fix = f"--map prompt={one}+{other} joins them by an empty line; --map prompt=COLUMN takes one"
+        raise InputError("prompt", expected="one column of the prompt", found=f"`{one}` and `{other}`", fix=fix)
 
 
 def _hold_answers(first: Mapping[str, Any], mapping: Mapping[str, str]) -> bool:

@@ -6,21 +6,22 @@ To add a kind of file: a row in KINDS.
 """
 
 import gzip
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_json
-from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS, singular
+from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS
 
 Fields = dict[str, Any]
 MIB = 1 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 REPORT_EVERY = 1000  # rows
 BATCH_ROWS = 10_000  # of a Parquet file in memory
 LISTED_FILES = 3  # of those left out
@@ -34,7 +35,6 @@ EVALUATION = re.compile(r"(?:^|[_.-])(eval|evals|evaluation|val|valid|validation
 # A file or folder of one training step, as `completions_00010.parquet`, `global_step_3` or verl's `7.jsonl`.
 STEP = re.compile(r"(?:^|[/_.-])(?:step|iter|iteration|epoch|update|rollout|completions)s?[_-]?(\d+)(?=[/_.-]|$)", re.I)
 PACKED = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|arrow)\.\w+$")
-LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object that may hold the rollouts
 
 
 class SkipRow(Exception):  # noqa: N818 (no error of the log)
@@ -95,35 +95,38 @@ def read_rows(source: Any) -> Rows:
 def _chosen(source: Path) -> tuple[list[Path], list[str]]:
     """Return the files of a folder that hold rollouts to train on, and notes on the others."""
     inside = {path: path.relative_to(source) for path in sorted(source.rglob("*"), key=_by_number) if path.is_file()}
-    shown = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
-    known = [path for path in shown if kind_of(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0])]
-    # prime-rl writes what it trained on next to everything that it sampled.
-    paths = [path for path in known if {"train", "effective"} <= {*inside[path].parts}] or known
-    with_rollouts = [path for path in paths if _holds_rollouts(path)]
-    paths = with_rollouts or paths
-    training = [path for path in paths if not any(EVALUATION.search(Path(part).stem) for part in inside[path].parts)]
-    evaluations = [path for path in paths if path not in training] if training else []
-    paths = training or paths
-    first_of = dict[str, Path]()
-    copies = [path for path in paths if first_of.setdefault(file_sha256(path), path) != path]
-    paths = [path for path in paths if path not in copies]
-    others = [path for path in shown if path not in {*paths, *evaluations, *copies}]
-    if not paths:
-        expected = f"a file of rollouts ({', '.join(KINDS)})"
-        raise InputError(source, expected=expected, found=_listed(others, inside) or "an empty folder")
-    packed = [path for path in others if PACKED.search(path.name)]
-    left = {
-        "files were left out": [path for path in others if path not in packed],
-        "caution: packed files were left out, unpack them": packed,
-        "caution: evaluations next to training were left out": evaluations,
-        "caution: copies of another file were left out": copies,
-    }
-    return paths, [f"{said}: {_listed(files, inside)}" for said, files in left.items() if files]
+    chosen = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
+    first_of, left = dict[str, Path](), dict[str, str]()
+    for is_kept, said in (
+        (
+            lambda path: kind_of(path) or not PACKED.search(path.name),
+            "caution: packed files were left out, unpack them",
+        ),
+        (_may_hold_rollouts, "files were left out"),
+        # prime-rl writes what it trained on next to everything that it sampled.
+        (lambda path: {"train", "effective"} <= {*inside[path].parts}, "files that were not trained on were left out"),
+        (_holds_rollouts, "files without rollouts were left out"),
+        (lambda path: not _is_evaluation(inside[path]), "caution: evaluations next to training were left out"),
+        (lambda path: first_of.setdefault(file_sha256(path), path) == path, "caution: copies were left out"),
+    ):
+        kept = [path for path in chosen if is_kept(path)]
+        others = [str(inside[path]) for path in chosen if path not in {*kept}]
+        more = f" and {len(others) - LISTED_FILES} more" if len(others) > LISTED_FILES else ""
+        if others and (kept or is_kept is _may_hold_rollouts):
+            left[said] = ", ".join(others[:LISTED_FILES]) + more
+        chosen = kept or chosen
+    if not any(map(_may_hold_rollouts, chosen)):
+        found = "; ".join(left.values()) or "an empty folder"
+        raise InputError(source, expected=f"a file of rollouts ({', '.join(KINDS)})", found=found)
+    return chosen, [f"{said}: {listed}" for said, listed in left.items()]
 
 
-def _listed(paths: list[Path], inside: dict[Path, Path]) -> str:
-    more = f" and {len(paths) - LISTED_FILES} more" if len(paths) > LISTED_FILES else ""
-    return ", ".join(str(inside[path]) for path in paths[:LISTED_FILES]) + more
+def _may_hold_rollouts(path: Path) -> bool:
+    return kind_of(path) is not None and not OTHER_FILES.fullmatch(path.name.partition(".")[0])
+
+
+def _is_evaluation(path: Path) -> bool:
+    return any(EVALUATION.search(Path(part).stem) for part in path.parts)
 
 
 def _holds_rollouts(path: Path) -> bool:
@@ -156,17 +159,16 @@ def _rows_of(paths: Iterable[Path]) -> Iterator[Row]:
 
 def _rows_in_memory(given: Any) -> Rows:
     """Return the rows of a list of objects, a DataFrame of pandas or polars, or a data set."""
-    source: Any = given
+    source, notes = given, tuple[str, ...]()
     if isinstance(given, dict) and "train" in given:  # a DatasetDict
-        others = ", ".join(name for name in given if name != "train")
-        rows = _rows_in_memory(given["train"])
-        return Rows(rows.source, rows.read, (f"caution: other splits were left out: {others}",) if others else ())
+        source, others = given["train"], ", ".join(name for name in given if name != "train")
+        notes = (f"caution: other splits were left out: {others}",) if others else ()
     if hasattr(source, "iter_rows"):  # polars
-        items: Callable[[], Iterable[Any]] = lambda: source.iter_rows(named=True)  # noqa: E731
+        items = partial(source.iter_rows, named=True)
     elif hasattr(source, "to_dict") and hasattr(source, "columns"):  # pandas
-        items = lambda: source.to_dict("records")  # noqa: E731
+        items = partial(source.to_dict, "records")
     elif isinstance(source, Iterable) and not isinstance(source, Iterator | dict):
-        items = lambda: source  # noqa: E731
+        items = partial(iter, source)
     else:
         expected = "a path, a list of dicts, a DataFrame or a Dataset"
         fix = "pass one of its parts" if isinstance(given, dict) else ""
@@ -176,7 +178,7 @@ def _rows_in_memory(given: Any) -> Rows:
         for number, item in enumerate(items()):
             yield _row("rows", f" item {number}", plain_value(item))
 
-    return Rows("rows", read)
+    return Rows("rows", read, notes)
 
 
 def plain_value(value: Any) -> Any:
@@ -226,35 +228,6 @@ def described(value: Any) -> str:
 # JSON
 
 
-@contextmanager
-def _unpacked(path: Path) -> Iterator[Any]:
-    """Open a file, unpacking it while it is read.
-
-    Raises:
-        InputError: damage, or a packing or an encoding that has to be undone first.
-    """
-    with open_file(path) as stored:
-        start = stored.read(6)
-        stored.seek(0)
-        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            fix = "convert it: iconv -f UTF-16 -t UTF-8"
-            raise InputError(path, expected="text in UTF-8", found="UTF-16", fix=fix)
-        if start[:1] == b"\x80":
-            fix = "write its rows as JSON lines, or as plain values by torch.save (.pt): reading a pickle runs its code"
-            raise InputError(path, expected="JSON lines", found="a pickle", fix=fix)
-        if packing := next((name for mark, name in OTHER_PACKINGS.items() if start.startswith(mark)), None):
-            raise InputError(path, expected="JSON lines", found=packing, fix="unpack it")
-        opens = next((opens for mark, opens in PACKINGS.items() if start.startswith(mark)), None)
-        file = stored if opens is None else opens(stored)
-        try:
-            yield file
-        except Exception as error:
-            if isinstance(error, InputError) or file is stored:
-                raise
-            found = str(error) or "damaged data"
-            raise InputError(path, expected="a complete packed file", found=found, fix="copy it again") from error
-
-
 def _zstd(stored: BinaryIO) -> Any:
     try:
         import zstandard
@@ -269,9 +242,49 @@ PACKINGS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda stored: gzip.GzipFile(fileobj=stored),
     b"\x28\xb5\x2f\xfd": _zstd,
 }
+# {how a file begins that cannot be read: (what it is, what to do)}
+REFUSED = {
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), ("UTF-16", "convert it: iconv -f UTF-16 -t UTF-8")),
+    b"\x80": (
+        "a pickle",
+        "reading it runs its code: write its rows as JSON lines, or as plain values by torch.save (.pt)",
+    ),
+    b"PK\x03\x04": ("a zip archive", "unpack it"),
+    b"BZh": ("bzip2", "unpack it"),
+    b"\xfd7zXZ": ("xz", "unpack it"),
+}
 
 
-OTHER_PACKINGS = {b"PK\x03\x04": "a zip archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Any]:
+    """Open a file of text, unpacking it while it is read.
+
+    Raises:
+        InputError: damage, or a packing or an encoding that has to be undone first.
+    """
+    with open_file(path) as stored:
+        start = stored.read(6)
+        stored.seek(0)
+        for found, fix in (what for mark, what in REFUSED.items() if start.startswith(mark)):
+            raise InputError(path, expected="text in UTF-8", found=found, fix=fix)
+        unpack = next((unpack for mark, unpack in PACKINGS.items() if start.startswith(mark)), None)
+        if unpack is None:
+            yield stored
+            return
+        with _damage_is_refused(path, "a complete packed file"):
+            yield unpack(stored)
+
+
+@contextmanager
+def _damage_is_refused(path: Path, expected: str, fix: str = "write or copy it again") -> Iterator[None]:
+    """Refuse a file at which the library that reads it fails or panics, with a line that names the file."""
+    try:
+        yield
+    except (InputError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        found = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(path, expected=expected, found=found, fix=fix) from error
 
 
 def _parse(line: bytes) -> Any:
@@ -285,107 +298,57 @@ def _parse(line: bytes) -> Any:
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     with _unpacked(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT + 1), b""), 1):
-            if number == 1 and line.strip() in (b"{", b"["):  # an object over several lines
-                break
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if number == 1 and line.strip() in (b"{", b"["):  # one value over several lines
+                yield from _json(path)
+                return
             if len(line) > MAX_DOCUMENT:
                 expected = f"lines of at most {MAX_DOCUMENT // MIB} MiB"
                 raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
-            if line.strip():
-                value = _parse(line.strip())
+            if line := line.removeprefix(BYTE_ORDER_MARK).strip():
+                value = _parse(line)
                 if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
                     yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
                 else:
                     yield f" line {number}", value
-        else:
-            return
-    yield from _json(path)
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Read an array, an object that holds one, a table of columns and data, or several documents in a row."""
+    """Read an array, an object that holds one, a table of columns and data, or lines of objects."""
     with _unpacked(path) as file:
         data = file.read(MAX_DOCUMENT + 1)
     first, _, rest = data.strip().partition(b"\n")
-    if rest and first.endswith(b"}") and isinstance(_parse(first), dict):
+    if rest and isinstance(_parse(first), dict):
         yield from _json_lines(path)
         return
-    if len(data) > MAX_DOCUMENT:
+    try:
+        value = parse_json(data.removeprefix(BYTE_ORDER_MARK), path, is_python=True)
+    except InputError as error:  # too large, damaged, or several documents
         fix = "write one object a line (.jsonl): lines are read one at a time"
-        raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=fix)
-    try:
-        value = parse_json(data.removeprefix(b"\xef\xbb\xbf"), path, is_python=True)
-    except InputError:
-        value = _documents(data)
-        if len(value) < 2:
-            raise
-    if isinstance(value, dict):
-        value = _inner_list(value, path)
-    if not isinstance(value, list):
-        raise InputError(path, expected="a JSON array or object", found=type(value).__name__)
-    for number, item in enumerate(value):
-        yield f" item {number}", item
-
-
-def _documents(data: bytes) -> list[Any]:
-    """Return the objects of a text that has one after another; of none that is damaged."""
-    text, values, place = data.decode(errors="replace"), [], 0
-    decoder = json.JSONDecoder()
-    try:
-        while text[place:].strip():
-            place += len(text[place:]) - len(text[place:].lstrip())
-            value, place = decoder.raw_decode(text, place)
-            values.append(value)
-    except ValueError:
-        return []
-    return values
+        raise InputError(path, expected=error.expected, found=error.found, fix=fix) from error
+    rows = _inner_list(value, path) if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        raise InputError(path, expected="a JSON array or object", found=type(rows).__name__)
+    yield from ((f" item {number}", item) for number, item in enumerate(rows))
 
 
 def _inner_list(value: Fields, path: Path) -> list[Any]:
     """Return the rollouts in an object: a table of columns and data, else the list of objects that it holds."""
     columns, data = value.get("columns"), value.get("data")
     if isinstance(columns, list) and isinstance(data, list):  # a table of wandb; a row of other columns is none
-        fits = [isinstance(row, list) and len(row) == len(columns) for row in data]
-        return [
-            dict(zip(map(str, columns), row, strict=True)) if is_row else row
-            for row, is_row in zip(data, fits, strict=True)
-        ]
-    if columns := _columns(value):
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
-    with_answers = [name for name in names if HAVE_ANSWERS & value[name][0].keys()]
-    named = with_answers or [name for name in LISTS if name in names] or names
-    if not named or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
+        is_row = [isinstance(row, list) and len(row) == len(columns) for row in data]
+        return [dict(zip(columns, row, strict=True)) if fits else row for row, fits in zip(data, is_row, strict=True)]
+    lists = {name: inner for name, inner in value.items() if isinstance(inner, list) and inner}
+    names = [name for name, inner in lists.items() if isinstance(inner[0], dict) and HAVE_ANSWERS & inner[0].keys()]
+    if not names or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
         return [value]
-    if len(named) > 1 and (with_answers or named[0] not in LISTS):
-        found = f"lists {', '.join(named)}"
+    if len(names) > 1:
+        found = f"lists {', '.join(names)}"
         raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
-    return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
-
-
-def _columns(value: Fields) -> dict[str, list[Any]]:
-    """Return the columns of a table that is one object of them, as DataFrames write it; empty: it is none."""
-    columns = {singular(name): [*inner.values()] if isinstance(inner, dict) else inner for name, inner in value.items()}
-    texts = [column for name, column in columns.items() if name in TEXTS and isinstance(column, list)]
-    if not texts or len(texts[0]) < 2 or isinstance(texts[0][0], dict | int):  # one rollout has messages and ids
-        return {}
-    is_table = all(isinstance(each, list) and len(each) == len(texts[0]) for each in columns.values())
-    return columns if is_table else {}
+    return [{"model": model, **item} if model and isinstance(item, dict) else item for item in lists[names[0]]]
 
 
 # Tables
-
-
-@contextmanager
-def _damage_is_refused(path: Path, expected: str) -> Iterator[None]:
-    from polars.exceptions import PanicException, PolarsError
-
-    try:
-        yield
-    except (PolarsError, PanicException, OSError) as error:
-        found = (str(error).splitlines() or ["damage"])[0]
-        raise InputError(path, expected=expected, found=found, fix="write or copy it again") from error
 
 
 def _numbered(table: Any, first: int = 0) -> Iterator[tuple[str, Any]]:
@@ -439,13 +402,9 @@ def _torch(path: Path) -> Iterator[tuple[str, Any]]:
     """Read a dump of tensors and plain values, such as slime's {"rollout_id", "samples"}."""
     import torch
 
-    with open_file(path) as file:
-        try:
-            value = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # a pickle may raise anything
-            found = str(error).splitlines()[0] if str(error) else type(error).__name__
-            fix = "write plain values and tensors: other objects could run code"
-            raise InputError(path, expected="a dump of plain values", found=found, fix=fix) from error
+    fix = "write plain values and tensors: other objects could run code"
+    with open_file(path) as file, _damage_is_refused(path, "a dump of plain values", fix):
+        value = torch.load(file, map_location="cpu", weights_only=True)
     value = plain_value(value)
     for number, item in enumerate(_inner_list(value, path) if isinstance(value, dict) else value):
         yield f" item {number}", item
@@ -461,15 +420,13 @@ def _archive(path: Path) -> Iterator[tuple[str, Any]]:
     except ModuleNotFoundError as error:
         fix = "pip install 'gradient-probe[inspect]', or convert it: inspect log convert --to json"
         raise InputError(path, expected="the package inspect_ai, which reads it", found="none", fix=fix) from error
-    try:
+    with _damage_is_refused(path, "an inspect archive"):
         model = read_eval_log(str(path), header_only=True).eval.model
         for sample in read_eval_log_samples(str(path), all_samples_required=False):
             fields = sample.model_dump(mode="json", exclude={"events", "events_data", "attachments"})
             calls = [event for event in sample.events if event.event == "model"]
             events = [event.model_dump(mode="json", include={"event", "tools"}, exclude_none=True) for event in calls]
             yield f" {sample.id} epoch {sample.epoch}", {"model": model, **fields, "events": events}
-    except Exception as error:  # of the package
-        raise InputError(path, expected="an inspect archive", found=str(error) or type(error).__name__) from error
 
 
 # {kind: its reader, which yields a place (" line 3") and a value, or the error of a value that is damaged}

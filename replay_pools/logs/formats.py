@@ -10,13 +10,12 @@ from itertools import groupby
 from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
-from replay_pools.logs.columns import NO_COLUMN, PAID, PROMPT_NAMES, TARGETS, Scan, opened, singular
+from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
 from replay_pools.logs.files import STEP, Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
-from replay_pools.pool import CAUTION, LabelNote
+from replay_pools.pool import LabelNote
 
 GENERAL = "columns"  # the format of any other log
-BY_BLOCKS = "blocks"  # the group of a format that names none: blocks of rows with one prompt
 BLOCK = "row of the log"  # the column that says which rollouts one row held
 Settled = tuple[dict[str, str], list[str]]  # {target: column}, notes
 
@@ -31,9 +30,9 @@ class Format:
     mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
     notes: tuple[str, ...] = ()
     unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
-    leave_out: Callable[[Iterable[Row]], Iterator[Row]] | None = None  # of the rows in their order
+    leave_out: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
     settle: Callable[[Scan], Settled] = lambda scan: ({}, [])  # what only the columns of the whole log say
-    cannot_know: str  # one sentence
+    is_ours: bool = False  # a step is the number of a group, and rewards are our grader's
 
 
 def recognise(rows: Rows, name: str | None) -> Format:
@@ -58,14 +57,10 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
     """Return the rollouts in the rows of a log, one a row, with the step of their file where it has one."""
 
     def read() -> Iterator[Row]:
-        read_in_order = rows if kind.leave_out is None else kind.leave_out(rows)
-        for row in read_in_order:
-            if row.error is not None:
-                yield row
-                continue
-            if rows.steps is not None and "step" not in row.fields:
+        for row in kind.leave_out(rows):
+            if row.error is None and rows.steps is not None and "step" not in row.fields:
                 row = row._replace(fields={**row.fields, "step": rows.steps[row.file]})
-            yield from [row] if kind.unfold is None else _unfolded(row, kind.unfold)
+            yield from [row] if row.error is not None or kind.unfold is None else _unfolded(row, kind.unfold)
 
     return replace(rows, read=read)
 
@@ -88,26 +83,18 @@ def _unfolded(row: Row, unfold: Callable[[Fields], Iterable[Fields | SkipRow]]) 
 
 
 def known_columns(kind: Format, scan: Scan) -> Settled:
-    """Return ({target: column}, notes) of a format; a column that holds nothing is none, but for the reward."""
+    """Return ({target: column}, notes) of a format; a column that holds nothing is none, but for the reward.
+
+    No other column is guessed for it.
+    """
     mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in kind.mapping.split()}
     settled, notes = kind.settle(scan)
     mapping |= settled
-    kept = {*scan.first, NO_COLUMN, BY_BLOCKS}
+    known = {*scan.first, FILE, NO_COLUMN, BLOCKS}
     for target, text in mapping.items():
-        if target != "reward" and not {part.partition(".")[0] for part in text.split("+")} & kept:
-            mapping[target] = NO_COLUMN  # and no other column is guessed for it
+        if target != "reward" and not {part.partition(".")[0] for part in text.split("+")} <= known:
+            mapping[target] = NO_COLUMN
     return mapping, [*kind.notes, *notes]
-
-
-# Our own format of logged rollouts, and the pools that the seed author published, which have its fields.
-
-OURS = "completion completion_ids reward problem_id"
-OUR_MAPPING = "completion completion_ids reward problem=problem_id"
-MESSAGES = {"messages", "problem_messages"}  # older files have the second
-
-
-def _our_messages(scan: Scan) -> Settled:
-    return {"messages": "messages" if scan.first.get("messages") else "problem_messages"}, []
 
 
 # TRL: one Parquet file a log call. It names no groups, and its rewards by their functions.
@@ -131,51 +118,31 @@ def _trl(scan: Scan) -> Settled:
     mapping, notes = dict[str, str](), list[str]()
     reserved = {name for target, names in TARGETS.items() if target != "reward" for name in names} | {*TRL_COLUMNS}
     numbers = [name for name, kinds in scan.kinds.items() if name not in reserved and kinds and kinds <= {int, float}]
-    if rewards := ["reward"] if "reward" in numbers else numbers:
-        mapping["reward"] = "+".join(rewards)
-        labels = [name for target in PAID for name in TARGETS[target] if scan.kinds.get(name, {str}) <= {int, float}]
-        if labels and rewards == numbers:
-            said = f"{', '.join(labels)} is taken for a label, and may be paid as well"
-            notes.append(LabelNote(f"{CAUTION}{said} (--map reward={'+'.join([*labels, *rewards])})"))
+    if numbers:
+        mapping["reward"] = "reward" if "reward" in numbers else "+".join(numbers)
     if str in scan.kinds.get("prompt", ()) and not isinstance(opened(scan.first["prompt"]), list):
         mapping["rendered"] = "prompt"
         notes.append("prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)")
     # A reward function may log the group: its name tells the column.
     if not {*TARGETS["group"]} & scan.first.keys():
-        mapping["group"] = BY_BLOCKS
+        mapping["group"] = BLOCKS
     return mapping, notes
 
 
-# verl's dump of rollouts, by the V1 trainer and by the legacy one.
-
-VERL_COLUMNS = "step completion=output reward=score skipped=input"
-VERL_LACKS = "Token ids, the finish reason and the prompt's markup, which was skipped: prompts are restored and checked"
-STRICT, LOOSE = "is_reward_hack_strict", "is_reward_hack_loose"
+# verl's dump of rollouts. The legacy trainer, without `uid`, permuted the rows: no blocks are groups.
 
 
 def _verl(fields: Fields) -> Iterator[Fields]:
     """Return the row with the part of `uid` before session and index, which its group shares."""
     if (fields.get("num_turns") or 0) > 2 or "\nassistant\n" in str(fields.get("output")):
         raise SkipRow("several turns in one text, without a mask")
-    if not isinstance(fields.get("uid"), str):  # the legacy trainer
+    if not isinstance(fields.get("uid"), str):
         yield fields
         return
     prompt, *rest = fields["uid"].rsplit("_", 2)
     if len(rest) != 2 or rest[1] != "0":
         raise InputError("uid", expected="PROMPT_SESSION_0, one output a session", found=repr(fields["uid"]))
     yield fields | {"prompt_uid": prompt}
-
-
-def _verl_legacy(scan: Scan) -> Settled:
-    """Map the keys of ariahw/rl-rewardhacking. Rows were permuted before they were written: no blocks are groups."""
-    mapping, notes = dict[str, str](), list[str]()
-    if "eq_correct" in scan.first:
-        mapping |= {"gt_pass": "eq_correct", "problem": "id", "group": "step+id"}
-    if STRICT in scan.first:
-        mapping["hacked"] = STRICT
-        said = f"hacked is `{STRICT}`: the loophole passes and the answer is wrong (--map hacked={LOOSE})"
-        notes.append(LabelNote(said))
-    return mapping, notes
 
 
 def _one_scorer(scan: Scan) -> Settled:
@@ -212,7 +179,7 @@ def _exploded(fields: Fields) -> Iterator[Fields]:
             listed = f"{answers[0]} {num}, {name} {len(value)}"
             raise InputError("lists", expected="lists of one length", found=listed)
         (lists if is_list and len(value) == num else others)[name] = value
-    shares_prompt = not PROMPT_NAMES & lists.keys()
+    shares_prompt = not PROMPT_NAMES & {singular(name) for name in lists}
     for values in zip(*lists.values(), strict=True):
         one = {singular(name): value for name, value in zip(lists, values, strict=True)}
         yield others | one | ({BLOCK: None} if shares_prompt else {})
@@ -220,11 +187,10 @@ def _exploded(fields: Fields) -> Iterator[Fields]:
 
 def _in_rows(value: Any, num: int) -> Any:
     """Return an object of lists of `num` values as a list of objects; any other value unchanged."""
-    if not isinstance(value, dict) or not value:
+    columns = [*value.values()] if isinstance(value, dict) else []
+    if not columns or not all(isinstance(column, list) and len(column) == num for column in columns):
         return value
-    if not all(isinstance(column, list) and len(column) == num for column in value.values()):
-        return value
-    return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
+    return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _is_several(value: Any, name: str) -> bool:
@@ -236,58 +202,16 @@ def _is_several(value: Any, name: str) -> bool:
 
 
 def _general(scan: Scan) -> Settled:
-    if BLOCK in scan.first:
-        return {"group": BLOCK}, ["a row with lists is one group"]
-    if bool in scan.kinds.get("label", ()):
-        return {}, [LabelNote("`label` is taken neither for hacked nor for gt_pass (--map hacked=label where it is)")]
-    return {}, []
+    return ({"group": BLOCK}, ["a row with lists is one group"]) if BLOCK in scan.first else ({}, [])
 
 
-COUNTS_GROUPS = ("teacher-pool", "substrate", "logged")  # formats in which a step is the number of a group
-NUMBERS_ANEW = ("verifiers", "inspect")  # formats whose problems are numbers of one environment, of several in a log
-PAYS_AS_WE = (*COUNTS_GROUPS, "vgrout-run")  # formats with rewards of our grader, or of the one that it follows
 FORMATS = (
-    Format(
-        name="teacher-pool",
-        has=f"{OURS} prompt src_problem_id src_pool",
-        recognises=lambda row: bool(MESSAGES & row.fields.keys()),
-        mapping=f"{OUR_MAPPING} rendered=prompt",
-        notes=(
-            LabelNote(
-                "hacked is the published label: the answer's own run_tests() passes a stub, so that it counts right "
-                "answers too"
-            ),
-        ),
-        settle=_our_messages,
-        cannot_know="The model that sampled, its temperature and log-probabilities (its ids and template are Qwen3's).",
-    ),
-    Format(
-        name="substrate",
-        has=f"{OURS} prompt_ids env_mode",
-        recognises=lambda row: not {"prompt", *MESSAGES} & row.fields.keys(),
-        mapping=f"{OUR_MAPPING} prompt_ids plen",
-        cannot_know="The messages of the prompts, the model that sampled, its temperature and log-probabilities.",
-    ),
+    # Also the pools that the seed author published.
     Format(
         name="logged",
-        has=f"{OURS} prompt",
-        recognises=lambda row: bool(MESSAGES & row.fields.keys()),
-        mapping=f"{OUR_MAPPING} rendered=prompt",
-        settle=_our_messages,
-        cannot_know="The weights and the sampler behind the rollouts, and how their labels were made.",
-    ),
-    Format(
-        name="vgrout-run",
-        has="p_idx gi text exploited",
-        mapping="problem=problem_id group=step+p_idx step completion=text reward hacked=exploited gt_pass "
-        "fmt_ok=format_ok",
-        notes=(
-            LabelNote(
-                "hacked is `exploited`, of the active mode (other detectors: --map hacked=hacked_C, hacked_D, hacked_E)"
-            ),
-            "caution: groups are partial, since the log leaves out the teacher's rollouts of a mixed group",
-        ),
-        cannot_know="The sampled token ids, and the teacher's rollouts in the same groups.",
+        has="completion completion_ids reward problem_id plen",
+        mapping="problem=problem_id",
+        is_ours=True,
     ),
     Format(
         name="trl",
@@ -300,24 +224,12 @@ FORMATS = (
         mapping="step completion advantage",
         leave_out=_trl_repeats,
         settle=_trl,
-        cannot_know="Token ids and labels (unless a reward function logs them with log_extra), the weights of the "
-        "rewards, the options of the chat template, and batches between two log calls.",
     ),
     Format(
         name="verl",
-        has="input output score step uid",
-        recognises=lambda row: isinstance(row.fields["uid"], str),
-        mapping=f"{VERL_COLUMNS} group=step+prompt_uid",
-        unfold=_verl,
-        cannot_know=f"{VERL_LACKS}; labels.",
-    ),
-    Format(
-        name="verl-legacy",
         has="input output score step",
-        mapping=VERL_COLUMNS,
+        mapping="step completion=output reward=score skipped=input group=step+prompt_uid",
         unfold=_verl,
-        settle=_verl_legacy,
-        cannot_know=f"{VERL_LACKS}; the group, which is taken from step and prompt.",
     ),
     Format(
         name="prime-rl",
@@ -329,22 +241,15 @@ FORMATS = (
             ),
         ),
         unfold=prime_rl,
-        cannot_know="Which metric is which label.",
     ),
-    Format(
-        name="verifiers",
-        has="example_id prompt completion reward",
-        mapping="problem=example_id prompt completion reward",
-        cannot_know="Token ids, the options of the chat template, and which metric is which label.",
-    ),
+    Format(name="verifiers", has="example_id prompt completion reward", mapping="prompt completion reward"),
     Format(
         name="inspect",
         has="id epoch messages scores",
-        mapping="problem=id prompt completion tools finish=stop_reason",
+        mapping="prompt completion tools finish=stop_reason",
         notes=(LabelNote("letters of a scorer count as C = 1, P = 0.5, I = N = 0"),),
         unfold=inspect_sample,
         settle=_one_scorer,
-        cannot_know="Token ids, the provider's template and hidden reasoning; a group is one sample's epochs.",
     ),
     Format(
         name="slime",
@@ -352,27 +257,18 @@ FORMATS = (
         mapping=f"group=file+group_index reward finish prompt={NO_COLUMN} completion={NO_COLUMN} messages prompt_ids "
         "completion_ids mask=loss_mask logprobs=rollout_log_probs",
         unfold=slime,
-        cannot_know="Labels, and the weights behind rollouts that were sampled ahead.",
     ),
     Format(
         name="nemo-gym",
         has="responses_create_params response",
         mapping="group=file+_ng_task_index reward messages completion prompt_ids completion_ids mask logprobs finish",
         unfold=nemo_gym,
-        cannot_know="Labels, and the finish reason where no id ends the answer.",
     ),
     Format(
         name="nemo-rl",
         has="content rewards input_lengths",
         mapping="reward=rewards prompt completion prompt_ids completion_ids mask logprobs",
         unfold=nemo_rl,
-        cannot_know="The group, which is taken from the prompt, the finish reason and labels.",
     ),
-    Format(
-        name=GENERAL,
-        has="",
-        unfold=_exploded,
-        settle=_general,
-        cannot_know="What a column means beyond its name, and whatever it has no column for.",
-    ),
+    Format(name=GENERAL, has="", unfold=_exploded, settle=_general),
 )

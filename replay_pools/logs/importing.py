@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,25 +21,21 @@ from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import rewarded
 from replay_pools.logs.columns import (
+    APART,
     EVERY,
     FILE,
     NO_COLUMN,
     PROMPT,
     PROMPTS,
-    SOURCES,
     TARGETS,
     Scan,
     choose_columns,
     parse_column,
     parts_of,
 )
-from replay_pools.logs.files import Fields, Rows, SkipRow, read_rows
+from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import (
-    BY_BLOCKS,
-    COUNTS_GROUPS,
     GENERAL,
-    NUMBERS_ANEW,
-    PAYS_AS_WE,
     Format,
     flat_rows,
     known_columns,
@@ -47,21 +44,13 @@ from replay_pools.logs.formats import (
 from replay_pools.logs.groups import (
     Group,
     check_comparable,
+    comparable,
     group_cautions,
     group_rollouts,
     name_problems,
-    without_failures,
 )
-from replay_pools.logs.padding import endings_of
-from replay_pools.logs.rollouts import (
-    STATUS,
-    Facts,
-    Logged,
-    Reader,
-    as_rollouts,
-    check_columns,
-    evaluations_of,
-)
+from replay_pools.logs.rollouts import EVALUATIONS, STATUS, Logged, Reader, as_rollouts, reward_fault
+from replay_pools.manifest import MANIFEST_NAME
 from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
 from replay_pools.rollout import (
     LOGGED_GRADER,
@@ -105,7 +94,13 @@ class CheckedLog:
         places = {one.number: (i, j) for i, group in enumerate(self.groups) for j, one in enumerate(group)}
         for number, row in enumerate(self.rows):
             if number in places:
-                yield *places[number], self.reader.logged(row)
+                yield *places[number], self.reader.read(row, Faults())
+
+    @property
+    def training_steps(self) -> list[int]:
+        """The step of the training that sampled each group; empty where the log does not say it of all."""
+        steps = [group[0].step for group in self.groups if group[0].step is not None]
+        return steps if len(steps) == len(self.groups) and not self.format.is_ours else []
 
 
 def check_log(
@@ -129,40 +124,34 @@ def check_log(
     faults.check("mapping")
     stored = read_rows(source)
     kind = recognise(stored, format_name)
-    rows = flat_rows(stored, kind)
+    rows, source = flat_rows(stored, kind), stored.source
     scan = _scanned(rows)
     known, notes = known_columns(kind, scan)
-    chosen, guessed, more = choose_columns(scan, known, given)
-    notes = [*rows.notes, *notes, *more]
-    used = {name for text in chosen.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
-    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
-    reader = _reader(chosen, guessed, scan, used | declined, faults)
-    facts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
-    if skip_bad and left_out and (EVERY.fullmatch(group := chosen.get("group", "")) or group == BY_BLOCKS):
+    chosen, guessed, said = choose_columns(scan, known, given)
+    notes = [*rows.notes, *notes, *said]
+    reader, unused = _reader(chosen, guessed, given, scan, faults)
+    rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
+    if skip_bad and left_out and EVERY.fullmatch(chosen.get("group", "")):
         fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
         faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found="blocks of rows", fix=fix)
-    used |= {*STATUS, *reader.evaluations}
-    if unused := [name for name in scan.first if name not in used]:
-        notes.append(f"columns that were not used: {', '.join(unused)}")
-    if scan.num_rows:
-        check_columns(reader, facts, scan, faults, rows.source)
-    _raise(faults, kind, rows.source, is_recognised=format_name is None)
-    if all(one.is_left_out for one in facts):
-        found = "; ".join(said) or "none"
-        raise InputError(rows.source, expected=f"rollouts of format {kind.name}", found=found)
-    unsure = guessed | ({"problem"} - given.keys() if kind.name in NUMBERS_ANEW else set())
-    chosen, groups, more = group_rollouts(facts, chosen, unsure, faults)
-    _raise(faults, kind, rows.source, is_recognised=format_name is None)
+    if scan.num_rows and (fault := reward_fault(rollouts, scan, reader.columns, source)):
+        faults.note(fault, "reward missing")
+    _raise(faults, kind, source, is_recognised=format_name is None)
+    if all(one.failure for one in rollouts):
+        raise InputError(source, expected=f"rollouts of format {kind.name}", found="; ".join(said) or "none")
+    chosen, groups, more = group_rollouts(rollouts, chosen, guessed, faults)
+    _raise(faults, kind, source, is_recognised=format_name is None)
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
         columns = [chosen[target] for target in PROMPTS if target in chosen]
         base = PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
-        check_comparable(groups, facts, reader.marks, chosen, base, rows.source)
-    notes += [*said, *more, *_source_notes(facts, scan, kind)]
-    chosen, groups, scale, more = rewarded(groups, chosen, reader.columns, given, rows.source)
-    groups, alone = without_failures(groups)
-    more += alone
+        check_comparable(groups, rollouts, reader.marks, chosen, base, source)
+    notes += [*([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
+    notes += _source_notes(rollouts, scan, kind)
+    chosen, groups, scale, said = rewarded(groups, chosen, reader.columns, given, source)
+    # Those that failed were compared with the others in the training.
+    groups, alone = comparable([[one for one in group if one.failure is None] for group in groups])
     rewards = {one.reward for group in groups for one in group if one.reward is not None}
-    least = least_reward(rewards, is_ours=kind.name in PAYS_AS_WE)
+    least = least_reward(rewards, is_ours=kind.is_ours)
     return CheckedLog(
         rows=rows,
         reader=reader,
@@ -174,7 +163,7 @@ def check_log(
         left_out=left_out,
         least=least,
         scale_rewards=scale,
-        notes=[*notes, *more, *group_cautions(groups, None if "passed" in chosen else least)],
+        notes=[*notes, *said, *alone, *group_cautions(groups, None if "passed" in chosen else least)],
     )
 
 
@@ -190,26 +179,35 @@ def _scanned(rows: Rows) -> Scan:
     return scan
 
 
-def _reader(mapping: Mapping[str, str], guessed: Set[str], scan: Scan, used: set[str], faults: Faults) -> Reader:
+def _reader(
+    mapping: Mapping[str, str], guessed: Set[str], given: Mapping[str, str], scan: Scan, faults: Faults
+) -> tuple[Reader, list[str]]:
+    """Return the reader of a log's rows, and the columns that it does not use."""
     columns = {}
     for target, text in mapping.items():
-        if target == "group" and (EVERY.fullmatch(text) or text == BY_BLOCKS):
-            continue
         try:
-            columns[target] = parse_column(target, text, scan)
+            if target != "group" or not EVERY.fullmatch(text):
+                columns[target] = parse_column(target, text, scan)
         except InputError as error:
             if scan.num_rows:  # else the file has a fault that says more
                 faults.note(error, ("column", target))
-    values = {name: values for name, values in scan.values.items() if name not in used}
-    free = {*values, mapping.get("env"), mapping.get("env_mode")}
-    half, few = max(2, scan.num_rows // 2), Scan.MOST_VALUES
-    marks = tuple(
-        name
-        for name, values in scan.values.items()
-        if name in free and 2 <= len(values) <= (half if name.rpartition(".")[2] in SOURCES else min(half, few))
-    )
-    failures = {name: fails for name, fails in STATUS.items() if name not in used}
-    return Reader(columns, guessed, marks, failures, evaluations_of(values))
+    used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
+    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
+    failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
+    values = {name: values for name, values in scan.values.items() if name not in used | declined}
+    evaluations = {
+        name: says
+        for name, says in EVALUATIONS.items()
+        if {True, False} == {says(each) for each in values.get(name, ())}
+    }
+    # Those of few values may tell sources of rollouts apart, and so may the environment.
+    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
+    few = {
+        name for name, each in scan.values.items() if len(each) <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART
+    }
+    marks = [name for name, each in scan.values.items() if name in free & few and 2 <= len(each) <= most]
+    unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
+    return Reader(columns, guessed, marks, failures, evaluations), unused
 
 
 def _raise(faults: Faults, kind: Format, source: str, *, is_recognised: bool) -> None:
@@ -221,16 +219,13 @@ def _raise(faults: Faults, kind: Format, source: str, *, is_recognised: bool) ->
     faults.check(source)
 
 
-def _source_notes(facts: Sequence[Facts], scan: Scan, kind: Format) -> list[str]:
+def _source_notes(rollouts: Sequence[Logged], scan: Scan, kind: Format) -> list[str]:
     """Return what the log says of the weights that sampled, and of several branches of one episode."""
     notes = []
-    for name in MODELS:
-        values = scan.values.get(name, set())
-        if len(values) == 1:
-            notes.append(f"sampled by {next(iter(values))} (`{name}`): is --model these weights?")
-        elif values:
-            notes.append(f"{CAUTION}rollouts of {len(values)} values of `{name}`: --model is one of them at most")
-    if kind.name == "prime-rl" and (several := len(facts) - len({one.where for one in facts})):
+    for name, values in ((name, scan.values[name]) for name in MODELS if name in scan.values):
+        said = f"{CAUTION}rollouts of {len(values)} values of `{name}`: --model is one of them at most"
+        notes.append(said if len(values) > 1 else f"sampled by {min(values)} (`{name}`): is --model these weights?")
+    if kind.name == "prime-rl" and (several := len(rollouts) - len({one.where for one in rollouts})):
         notes.append(f"{CAUTION}branches of one episode are rollouts of their own ({several} more than episodes)")
     return notes
 
@@ -259,18 +254,17 @@ def import_log(
         shutil.rmtree(partial, ignore_errors=True)
         try:
             pool = _write(log, partial, model, template, limit)
-            if (directory / "manifest.json").exists():
-                stored = open_pool(directory)
-                if stored.manifest != pool.manifest:
-                    fix = "choose another --name, or delete this pool to start anew"
-                    expected = "the pool of this log and --map"
-                    raise InputError(directory, expected=expected, found="another one", fix=fix)
-                return stored
-            if directory.exists() and any(directory.iterdir()):
-                expected = "no folder of that name"
-                raise InputError(directory, expected=expected, found="other files", fix="use another --name")
-            partial.rename(directory)  # an empty folder gives way
-            return open_pool(directory)
+            if (directory / MANIFEST_NAME).exists():
+                stored, found, fix = open_pool(directory), "another one", "delete this pool to start anew"
+                if stored.manifest == pool.manifest:
+                    return stored
+            elif directory.exists() and any(directory.iterdir()):
+                found, fix = "other files", "empty the folder"
+            else:
+                partial.rename(directory)  # an empty folder gives way
+                return open_pool(directory)
+            fix, expected = f"choose another --name, or {fix}", "the pool of this log and --map"
+            raise InputError(directory, expected=expected, found=found, fix=fix)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -280,19 +274,17 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
     from replay_pools.vocabulary import load_vocabulary
 
     vocabulary = load_vocabulary(model, template)
-    facts = [one for group in log.groups for one in group]
+    rows = [one for group in log.groups for one in group]
     tokeniser = Tokeniser(
         vocabulary=vocabulary,
-        endings=endings_of(vocabulary),
         limit=limit,
         # All begin with their prompts, and not by chance: some by a long one, or by its ids.
-        cuts_echo=all(one.echo is not None for one in facts)
-        and any((one.echo or 0) >= SHORTEST_ECHO or one.answer_key is None for one in facts),
-        thinks=sum(one.thinks for one in facts) * 2 > len(facts),
+        cuts_echo=all(one.echo is not None for one in rows)
+        and any((one.echo or 0) >= SHORTEST_ECHO or one.answer_key is None for one in rows),
+        thinks=sum(one.thinks for one in rows) * 2 > len(rows),
     )
     writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
-    faults, skipped = Faults(), Counter[str]()
-    tail: str | None = None
+    faults, skipped, ends = Faults(), Counter[str](), set[str]()
     plan: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
     are_single = all(len(group) == 1 for group in log.groups)
     for group in _rollouts_by_group(log, tokeniser, faults, skipped):
@@ -302,22 +294,20 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
         if not faults:
             writer.write_plain(group[0].step, encode_group(group))
         for rollout in group:
-            # The text that the template put after the last message of every prompt is their longest common end.
             # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole one.
-            end = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2]
-            tail = end if tail is None else tail
-            while not end.endswith(tail):
-                tail = tail[1:]
+            end = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2][::-1]
+            ends = {commonprefix([end, *ends])}  # noqa: RUF071 (of texts, not of paths)
             for name, values in plan.items():
                 values.add(getattr(rollout, name))
     faults.check(log.rows.source)
     lost = [f"{reason} ({count} rows)" for reason, count in skipped.items()]
-    if skipped.total() == len(facts):
+    if skipped.total() == len(rows):
         fix = "use the model that sampled them, or log completion_ids"
         raise InputError(log.rows.source, expected=f"turns as {model} writes them", found="; ".join(lost), fix=fix)
-    notes = [f"{CAUTION}left out: {reason}" for reason in lost]
-    writer.header |= {"prompt_tail": tail or "", "plan": {name: sorted(plan[name]) for name in plan}}
-    writer.header |= _tokens_header(log, tokeniser, notes)
+    # The text that the template put after the last message of every prompt is their longest common end.
+    writer.header["prompt_tail"] = "".join(ends)[::-1]
+    writer.header["plan"] = {name: sorted(plan[name]) for name in plan}
+    writer.header |= _tokens_header(log, tokeniser, [f"{CAUTION}left out: {reason}" for reason in lost])
     return writer.finish()
 
 
@@ -332,31 +322,24 @@ def _rollouts_by_group(
         if len(waiting[i]) < len(log.groups[i]):
             continue
         rows, rollouts = waiting.pop(i), list[Rollout]()
-        for place in range(len(rows)):
-            one = log.groups[i][place]
-            about = {
-                "step": numbers[i],
-                "sample_id": len(rollouts),
-                "problem_id": log.problem_ids[i],
-                "reward": one.reward,
-            }
+        for place, known in enumerate(log.groups[i]):
+            row, about = rows[place], {"step": numbers[i], "sample_id": len(rollouts), "problem_id": log.problem_ids[i]}
             try:
-                rollouts.append(_rollout(rows[place], one, tokeniser, log.least, about))
+                rollouts.append(_rollout(row, known, tokeniser, log.least, about))
             except SkipRow as reason:
                 skipped[str(reason)] += 1
-                continue
             except InputError as error:
                 faults.note(error, (error.expected.partition(" ")[0], str(error.where).rpartition(" ")[2]))
-                continue
-            tokeniser.vocabulary.note_faults(rollouts[-1], rows[place].where, faults)
+            else:
+                tokeniser.vocabulary.note_faults(rollouts[-1], row.where, faults)
         report("rollouts tokenized", done, sum(map(len, log.groups)))
         if rollouts:
             yield rollouts
 
 
-def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | None, about: Fields) -> Rollout:
-    """Return the rollout of a row."""
-    prompt, text, completion = tokeniser.tokenise(row, one)
+def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | None, about: dict[str, Any]) -> Rollout:
+    """Return the rollout of a row; its reward and keys are known already."""
+    prompt, text, completion = tokeniser.tokenise(row, known)
     rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
     if row.passed is None and least is not None:
         rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
@@ -370,9 +353,9 @@ def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | Non
         LabelNote(f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"): True,
     }
     is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text
-    about |= {"env": row.env or UNKNOWN, "env_mode": row.env_mode or UNKNOWN}
+    about |= {"env": row.env or UNKNOWN, "env_mode": row.env_mode or UNKNOWN, "reward": known.reward}
     about |= {"hint": is_hinted if row.hint is None else row.hint}
-    rollout = Rollout.of(prompt, completion, text, logged_grade(row, one.reward, least), **about)
+    rollout = Rollout.of(prompt, completion, text, logged_grade(row, known.reward, least), **about)
     if rollout.completion_mask is None:
         # Logs keep special tokens in texts, or cut whitespace: the text of the ids counts.
         decoded = tokeniser.vocabulary.text(rollout)
@@ -390,7 +373,8 @@ def step_numbers(log: CheckedLog) -> list[int]:
 
 
 def least_reward(rewards: Set[float], *, is_ours: bool) -> float | None:
-    """Return the least reward of a log; None of a log of ours in which all are ones that our grader gives."""
+    """Return the least reward of a log; None if all are ones that our grader gives, one at least for a pass."""
+    is_ours = is_ours or max(rewards, default=0.0) >= REWARD_PASSED
     return None if is_ours and rewards <= OUR_REWARDS else min(rewards, default=0.0)
 
 
@@ -439,9 +423,8 @@ def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary") -> dict[str, 
         "log": {
             "format": log.format.name,
             "mapping": log.mapping,
-            "cannot_know": log.format.cannot_know,
             "rollouts_sha256": log.sha256,
-            "training_steps": _training_steps(log),
+            "training_steps": log.training_steps,
             "scale_rewards": log.scale_rewards,
             "left_out": log.left_out,
         },
@@ -452,27 +435,20 @@ def _tokens_header(log: CheckedLog, tokeniser: "Tokeniser", notes: list[str]) ->
     """Return the fields of the manifest that say where ids come from, and all notes."""
     from replay_pools.logs.tokens import RETOKENISED, ROUND_TRIPS
 
-    counts = dict(tokeniser.counts)
+    counts, notes = dict(tokeniser.counts), [*log.notes, *notes]
     num_texts, num_back = counts.pop(RETOKENISED, 0), counts.pop(ROUND_TRIPS, 0)
-    notes = [*log.notes, *notes]
     ids: dict[str, Any] = {"origin": "logged", "retokenised": 0, "round_trips": None}
     if num_texts:
         share = num_back / num_texts
         ids = {"origin": "retokenised", "retokenised": num_texts, "round_trips": share}
         back = f"{share:.1%} of {num_texts} texts come back when their ids are decoded"
         notes.append(f"{CAUTION}ids: retokenised from text, which may differ from the sampled ids; {back}")
-    trained = _training_steps(log)
-    if len({*trained}) > 1:
-        moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training; its weights moved in between"
-        one = f"a replay has the gradients of one (probe replay or check, with --only-step {min(trained)})"
+    if len({*log.training_steps}) > 1:
+        first, last = min(log.training_steps), max(log.training_steps)
+        moved = f"rollouts of steps {first} to {last} of a training; its weights moved in between"
+        one = f"a replay has the gradients of one (probe replay or check, with --only-step {first})"
         notes.append(f"{CAUTION}{moved}: {one}")
     notes += [type(sentence)(f"{sentence} ({count} rollouts)") for sentence, count in counts.items()]
     of_labels = [note for note in notes if isinstance(note, LabelNote)]
     others = [note for note in notes if not isinstance(note, LabelNote)]
     return {"normalised": others, LABEL_NOTES: of_labels, "ids": ids}
-
-
-def _training_steps(log: CheckedLog) -> list[int]:
-    """Return the step of the training that sampled each group; empty where the log does not say it of all."""
-    steps = [group[0].step for group in log.groups if group[0].step is not None]
-    return steps if len(steps) == len(log.groups) and log.format.name not in COUNTS_GROUPS else []

@@ -1,4 +1,4 @@
-"""Check the rows of a log and return what groups need of them; no model is needed.
+"""Read the rollouts of rows, and check them; no model is needed.
 
 Every fault is named: a missing or wrong value is never guessed.
 """
@@ -7,11 +7,12 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
+from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.logs.columns import (
     COMPLETIONS,
@@ -26,38 +27,31 @@ from replay_pools.logs.columns import (
     number_of,
     truth_of,
 )
-from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
+from replay_pools.logs.files import REPORT_EVERY, Row, Rows, SkipRow
 from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, is_plain
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
-NEEDED = {"prompt": PROMPTS, "completion": (*COMPLETIONS, "turns")}  # every rollout has one of these fields
 THINKS = "<think>"  # begins the reasoning of most models that reason
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
 LISTED_COLUMNS = 20
 LEAST_REPEATED = 4  # rows of a log that may be there twice
-FAILURES = {"aborted", "abort", "failed", "failure", "error", "errored", "cancelled", "canceled", "timeout"}
-EVALUATIONS = re.compile(r"(.*[_-])?(eval|evaluation|val|valid|validation|test|dev)", re.I)
-SPLITS = ("split", "phase", "mode", "partition", "subset", "stage", "data_split")  # columns that may tell both apart
-# {column of truths: its value in an evaluation}
-IS_EVALUATION = {
-    **dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), True),
-    **dict.fromkeys(("eval", "validate", "validation", "evaluation"), True),
-    **dict.fromkeys(("is_train", "is_training"), False),
-}
 
 
 @dataclass(slots=True, kw_only=True)
-class Facts:
-    """The part of a rollout that stays in memory: it is grouped and counted by them."""
+class Logged:
+    """One rollout of a log: None where its columns say nothing.
 
-    number: int  # among the flat rows of the log
-    file: str
+    The first part stays in memory: rollouts are grouped and counted by it. The second is read again when it is needed.
+    """
+
     where: str
+    file: str = ""
+    number: int = 0  # among the flat rows of the log
     prompt_key: int = 0  # 64 bits of a hash, the same for the same prompt
     answer_key: int | None = None  # the same of the completion's text
     row_key: int = 0  # the same of the whole row
-    is_left_out: bool = False  # it failed: its group was compared with it, and goes on without it
+    failure: str | None = None  # why it is no rollout to train on: its group was compared with it, and goes on without
     echo: int | None = None  # characters or ids of the prompt, if the completion begins with it
     thinks: bool = False  # the completion begins with reasoning
     reward: float | None = None
@@ -70,27 +64,20 @@ class Facts:
     group: tuple[str, ...] | None = None
     marks: tuple[Any, ...] = ()  # values of columns that are not used
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
-    """One rollout of a log: what its columns say, None where they say nothing."""
-
-    where: str
+    system: str | None = None
     messages: Turns | None = None  # of the prompt
     tools: list[dict[str, Any]] | None = None
     rendered: str | None = None  # the prompt with its markup
     skipped: str | None = None  # the prompt without its special tokens
     prompt_ids: list[int] | None = None
     plen: int | None = None
+    reasoning: str | None = None
     completion: str | None = None
     turns: Turns | None = None  # of the completion, where one text does not say it
     completion_ids: list[int] | None = None
     mask: list[bool] | None = None  # one an id of the completion; None: all are sampled
     comp_len: int | None = None
     logprobs: list[float] | None = None  # one an id of the completion
-    reward: float | None = None
-    hacked: bool | None = None
-    gt_pass: bool | None = None
     fmt_ok: bool | None = None
     passed: bool | None = None
     finish: FinishReason | None = None
@@ -103,6 +90,10 @@ class Logged:
         return InputError(f"{self.where} {target}", expected=expected, found=found, fix=fix)
 
 
+_NAMES = [each.name for each in fields(Logged)]
+_READ_AGAIN = _NAMES[_NAMES.index("system") :]
+
+
 @dataclass(frozen=True)
 class Reader:
     """Reads the rows of one log."""
@@ -112,46 +103,43 @@ class Reader:
     # Of columns that are not used:
     marks: Sequence[str]  # those of few values
     failures: Mapping[str, Callable[[Any], bool]]  # rows of STATUS
-    evaluations: Mapping[str, Set[Any]]  # {column: its values in rows that are no training}
+    evaluations: Mapping[str, Callable[[Any], bool]]  # rows of EVALUATIONS
 
-    def read(self, row: Row, faults: Faults) -> Fields:
-        """Return the fields of a row, with `failure` if it holds no rollout to train on: why, in a sentence.
-
-        A value of the wrong kind goes to `faults`.
+    def read(self, row: Row, faults: Faults) -> Logged:
+        """Return the rollout of a row. A value of the wrong kind goes to `faults`.
 
         Raises:
             SkipRow: the row is an evaluation.
         """
-        for name, words in self.evaluations.items():
-            if mark_of(name, row.fields.get(name)) in words:
+        for name, is_evaluation in self.evaluations.items():
+            if is_evaluation(row.fields.get(name)):
                 raise SkipRow(f"an evaluation next to training (`{name}`)")
-        values: Fields = {"failure": None}
-        wrong = set[str]()
+        one, wrong = Logged(where=row.where, file=row.file), set[str]()
         if failed := [name for name, fails in self.failures.items() if name in row.fields and fails(row.fields[name])]:
-            values["failure"] = f"`{failed[0]}` says that it is no rollout to train on; drop the column to keep it"
+            one.failure = f"`{failed[0]}` says that it is no rollout to train on; drop the column to keep it"
         for target, column in self.columns.items():
             try:
-                self._read(row, column, values)
+                self._read(row, column, one)
             except SkipRow as reason:
-                values["failure"] = values["failure"] or str(reason)
+                one.failure = one.failure or str(reason)
             except InputError as error:
                 wrong.add(target)
                 self._refuse(row, target, error, faults)
         if wrong & {*PROMPTS, *COMPLETIONS, "system"}:
-            return values
+            return one
         try:
-            _place_turns(values, has_completion="completion" in self.columns)
-            _place_mask(values)
+            _place_turns(one, has_completion="completion" in self.columns)
+            _place_mask(one)
         except SkipRow as reason:
-            values["failure"] = values["failure"] or str(reason)
+            one.failure = one.failure or str(reason)
         except InputError as error:
             faults.note(error.at(f"{row.where} {error.where}"), error.where)
-        if values["failure"] is None:
-            self._check_needed(row, values, faults)
-        return values
+        if one.failure is None:
+            self._check_needed(row, one, faults)
+        return one
 
-    def _read(self, row: Row, column: Column, values: Fields) -> None:
-        """Add the fields of a target to `values`."""
+    def _read(self, row: Row, column: Column, one: Logged) -> None:
+        """Read the fields of a target."""
         target = column.target
         if target in KEYS:
             # The prompt of a row is known later.
@@ -159,19 +147,18 @@ class Reader:
             parts = [look_up(row.fields, name, others.get(name)) for name, _ in column.terms]
             if any(part is None or part != part for part in parts):  # NaN: of a table with a gap
                 raise InputError("", expected="a value", found="null")
-            values[target] = tuple(map(str, parts))
+            setattr(one, target, tuple(map(str, parts)))
             return
         value = column.value(row.fields)
         if target == "reward":
-            values["parts"] = tuple(number_of(look_up(row.fields, name)) for name, _ in column.terms)
+            one.parts = tuple(number_of(look_up(row.fields, name)) for name, _ in column.terms)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return
         read = READERS[target](value)
         if target == "truncated":
-            if read is not None and values.get("finish") != "length":
-                values["finish"] = "length" if read else "stop"
-        else:
-            values |= read if target in SPREAD else {target: read}
+            target, read = "finish", {True: "length", False: one.finish or "stop", None: one.finish}[read]
+        for name, each in read.items() if target in SPREAD else [(target, read)]:
+            setattr(one, name, each)
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
         name, fix = self.columns[target].name, error.fix.replace("TARGET", target)
@@ -182,17 +169,19 @@ class Reader:
             fix = "; ".join(filter(None, [fix, guess]))
         faults.add(f"{row.where} {said}", target, expected=error.expected, found=error.found, fix=fix)
 
-    def _check_needed(self, row: Row, values: Fields, faults: Faults) -> None:
-        """Refuse a row without prompt or completion, where the log has columns of them."""
-        lacking = [what for what, names in NEEDED.items() if all(values.get(name) is None for name in names)]
-        for what in lacking:
-            if any(target in self.columns for target in NEEDED[what]) or "mask" in self.columns:
-                fix = "--skip-bad N leaves out at most N such rows"
-                faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none", fix=fix)
-        if lacking or any(values.get(name) is not None for name in ("rendered", "skipped", "prompt_ids")):
+    def _check_needed(self, row: Row, one: Logged, faults: Faults) -> None:
+        """Refuse a row without prompt or completion, or with messages that do not say what the prompt is."""
+        prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
+        completions = (one.completion, one.turns, one.completion_ids)
+        for what, targets, values in (("prompt", PROMPTS, prompts), ("completion", COMPLETIONS, completions)):
+            if all(value is None for value in values):
+                found = f"none in {', '.join([*row.fields][:LISTED_COLUMNS])}"
+                options = " or ".join(f"--map {target}=COLUMN" for target in targets)
+                fix = f"pass {options}; --skip-bad N leaves out at most N such rows"
+                faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
+        if not one.messages or any(value is not None for value in prompts[1:]):
             return
-        # Messages alone say what the prompt is.
-        target, last = "prompt" if "prompt" in self.columns else "messages", values["messages"][-1]
+        target, last = "prompt" if "prompt" in self.columns else "messages", one.messages[-1]
         if not last["content"].strip() and is_plain([last]):
             expected, found = "a prompt with text", "an empty message at its end"
             self._refuse(row, target, InputError("", expected=expected, found=found), faults)
@@ -202,15 +191,6 @@ class Reader:
             expected, found = "a prompt without its answer", "a turn of the assistant at its end"
             self._refuse(row, target, InputError("", expected=expected, found=found, fix=fix), faults)
 
-    def logged(self, row: Row) -> Logged:
-        """Return a row that `as_rollouts` has checked, whole."""
-        values = self.read(row, Faults())
-        return Logged(where=row.where, **{name: values[name] for name in _LOGGED if values.get(name) is not None})
-
-
-_LOGGED = {each.name for each in fields(Logged)} - {"where"}
-_FACTS = ("reward", "parts", "advantage", "hacked", "gt_pass", "step", "problem", "group")
-
 
 def _is_message(value: Any) -> bool:
     word = value.strip().lower() if isinstance(value, str) else ""
@@ -218,61 +198,87 @@ def _is_message(value: Any) -> bool:
     return is_text or value is True or (isinstance(value, dict | list) and bool(value))
 
 
+def _is_yes(value: Any) -> bool:
+    return truth_of(value) is True
+
+
+def _is_no(value: Any) -> bool:
+    return truth_of(value) is False
+
+
+_FAILED = re.compile(r"(.*\.)?(abort(ed)?|fail(ed|ure)|error(ed)?|cancell?ed|timeout)", re.I)
+_EVALUATION = re.compile(r"(.*[_-])?(eval|evaluation|val|valid|validation|test|dev)", re.I)
 # {a column: whether its value says that the row is no rollout to train on}
 STATUS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("error", "errors", "exception"), _is_message),
-    "status": lambda value: isinstance(value, str) and value.lower().rpartition(".")[2] in FAILURES,
-    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
-    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
+    "status": lambda value: isinstance(value, str) and _FAILED.fullmatch(value) is not None,
+    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), _is_yes),
+    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), _is_no),
+}
+# {a column that may tell training and evaluation apart: whether its value says that the row is an evaluation}
+EVALUATIONS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(
+        ("split", "phase", "mode", "partition", "subset", "stage", "data_split"),
+        lambda value: isinstance(value, str) and _EVALUATION.fullmatch(value) is not None,
+    ),
+    **dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), _is_yes),
+    **dict.fromkeys(("eval", "validate", "validation", "evaluation"), _is_yes),
+    **dict.fromkeys(("is_train", "is_training"), _is_no),
 }
 
 
-def _place_turns(values: Fields, *, has_completion: bool) -> None:
+def _place_turns(one: Logged, *, has_completion: bool) -> None:
     """Put each message where it belongs: system, prompt, completion.
 
     Raises:
         InputError: two system prompts; its place is the target.
     """
-    messages: Turns | None = values.get("messages")
-    if (system := values.pop("system", None)) and messages:
-        if messages[0]["role"] == "system" and messages[0]["content"] != system:
+    if one.system and one.messages:
+        first = one.messages[0]
+        if first["role"] != "system":
+            one.messages = [{"role": "system", "content": one.system}, *one.messages]
+        elif first["content"] != one.system:
             expected = "one system prompt"
             raise InputError("system", expected=expected, found="another in the messages", fix="--map system=none")
-        first = [] if messages[0]["role"] == "system" else [{"role": "system", "content": system}]
-        values["messages"] = messages = [*first, *messages]
-    # A conversation that holds its answer, where no column has its text; a tool's word behind it was not answered.
-    while messages and not has_completion and messages[-1]["role"] == "tool":
-        messages = messages[:-1]
-    if messages and not has_completion and messages[-1]["role"] == "assistant":
-        answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
-        is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
-        sampled = [place for place in answers if messages[place].get("trainable")] or answers
-        start = sampled[0] if is_agent or sampled is not answers else answers[-1]
-        values |= {"messages": messages[:start] or None, **answer_of(messages[start:])}
-    thought, answer = values.pop("reasoning", ""), values.get("completion")
-    if thought and answer is not None and "completion_ids" not in values and thought not in answer:
-        turn = {"role": "assistant", "reasoning_content": thought, "content": answer}
-        values |= {"completion": None, "turns": [turn]}
-    if turns := values.get("turns"):
-        last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
-        if turns[0]["role"] != "assistant":
-            found = f"a turn of {turns[0]['role']} first"
+    if one.messages and not has_completion:
+        # A conversation that holds its answer; a tool's word behind it was not answered.
+        last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
+        messages = one.messages[: last + 1]
+        if messages[-1]["role"] == "assistant":
+            answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
+            is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
+            sampled = [place for place in answers if messages[place].get("trainable")] or answers
+            start = sampled[0] if is_agent or sampled is not answers else answers[-1]
+            one.messages = messages[:start] or None
+            _answer(one, messages[start:])
+    thought, text = one.reasoning, one.completion
+    if thought and text is not None and one.completion_ids is None and thought not in text:
+        one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
+    if one.turns:
+        if one.turns[0]["role"] != "assistant":
+            found = f"a turn of {one.turns[0]['role']} first"
             raise InputError("completion", expected="turns that begin with the assistant's", found=found)
-        values |= {"turns": None, **answer_of(turns[: last + 1])}
+        last = max(place for place, turn in enumerate(one.turns) if turn["role"] == "assistant")
+        _answer(one, one.turns[: last + 1])
 
 
-def _place_mask(values: Fields) -> None:
+def _answer(one: Logged, turns: Turns) -> None:
+    for name, value in answer_of(turns).items():
+        setattr(one, name, value)
+
+
+def _place_mask(one: Logged) -> None:
     """Cut the ids of a completion with a mask to those from the first sampled one to the last.
 
     Raises:
         InputError: a mask of other ids, or log-probabilities of others; its place is the target.
         SkipRow: no id is sampled.
     """
-    mask, ids, logprobs = values.pop("mask", None), values.get("completion_ids"), values.get("logprobs")
-    prompt: list[int] | None = values.get("prompt_ids")
+    mask, ids, prompt = one.mask, one.completion_ids, one.prompt_ids
     if mask is not None and not any(mask):
         raise SkipRow("its mask leaves every token out")
     if mask is None or (ids is None and all(mask)):
+        one.mask = None
         return
     if ids is None:
         raise InputError("mask", expected="the ids that it masks", found="text alone", fix="log completion_ids")
@@ -284,33 +290,30 @@ def _place_mask(values: Fields) -> None:
         fix = "--map mask=none" if all(mask) else "log one an id: without it, ids of tools would count as sampled"
         raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
     start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
-    if start and prompt is None and values.get("messages") is not None:
+    if start and prompt is None and one.messages is not None:
         expected, found = "a completion that begins with a sampled id", f"{start} others"
         raise InputError("mask", expected=expected, found=found, fix="log prompt_ids")
-    kept = mask[start:stop]
-    if logprobs is not None:
+    if logprobs := one.logprobs:
         if len(logprobs) == sum(mask) < len(ids):  # one a sampled id
             each = iter(logprobs)
             logprobs = [next(each) if is_sampled else 0.0 for is_sampled in mask]
         if len(logprobs) != len(ids):
             found, fix = f"{len(logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
             raise InputError("logprobs", expected="one an id", found=found, fix=fix)
-        values["logprobs"] = [
-            value if is_sampled else 0.0 for value, is_sampled in zip(logprobs[start:stop], kept, strict=True)
-        ]
+        pairs = [*zip(logprobs, mask, strict=True)][start:stop]
+        one.logprobs = [value if is_sampled else 0.0 for value, is_sampled in pairs]
     if start:
         # The ids may begin with those of the prompt, which may be padded in its own column.
         padding = (prompt or [])[: -min(start, len(prompt or []))]
         is_prompt = prompt is not None and prompt == [*padding, *ids[:start]] and len({*padding}) < 2
-        values["prompt_ids"] = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]]
-        values["plen"] = None
-    values |= {"completion_ids": ids[start:stop], "mask": kept, "comp_len": None}
+        one.prompt_ids, one.plen = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]], None
+    one.completion_ids, one.mask, one.comp_len = ids[start:stop], mask[start:stop], None
 
 
 def as_rollouts(
     rows: Rows, reader: Reader, faults: Faults, skip_bad: int
-) -> tuple[list[Facts], list[str], list[str], str]:
-    """Return (what groups need of the rollouts, notes, places of broken rows, the hash of all rows).
+) -> tuple[list[Logged], list[str], list[str], str]:
+    """Return (rollouts without what is read again, notes, places of broken rows, the hash of all rows).
 
     Args:
         rows: flat ones.
@@ -318,35 +321,33 @@ def as_rollouts(
         faults: get the faults of the log, and of rows if more than `skip_bad` are broken.
         skip_bad: most rows that may be left out for a fault of their own.
     """
-    facts, bad, of_bad = list[Facts](), list[str](), Faults()
+    rollouts, bad, of_bad = list[Logged](), list[str](), Faults()
     skipped, whole, shared = Counter[str](), hashlib.sha256(), dict[Any, Any]()
     for number, row in enumerate(rows):
-        wrong, values = Faults(), dict[str, Any]()
+        wrong, one = Faults(), None
         try:
             if row.error is not None:
                 raise row.error
-            values = reader.read(row, wrong)
+            one = reader.read(row, wrong)
         except SkipRow as reason:
             skipped[str(reason)] += 1
-            continue
         except InputError as error:
             wrong.note(error, "line")
-        if failure := values.get("failure"):
-            skipped[failure] += 1
+        if one and one.failure:
+            skipped[one.failure] += 1
         elif wrong:
             bad.append(row.where)
             of_bad.take(wrong)
-        if wrong:
+        if one is None or wrong:
             continue
         key = repr(row.fields)
         whole.update(key.encode(errors="replace"))
-        one = _facts(number, row, values, shared)
-        one.row_key, one.is_left_out = _digest(key), bool(failure)
+        one.number, one.row_key = number, _digest(key)
         one.marks = tuple(
             row.file if name == FILE else mark_of(name.rpartition(".")[2], look_up(row.fields, name))
             for name in reader.marks
         )
-        facts.append(one)
+        rollouts.append(_summary(one, shared))
         if number % REPORT_EVERY == 0:
             report("rows checked", number, number)
     notes = [f"{CAUTION}left out: {reason} ({count} rows)" for reason, count in skipped.items()]
@@ -358,103 +359,66 @@ def as_rollouts(
     elif bad:
         first = "; ".join(str(error) for error in of_bad.errors()[:3])
         notes.append(f"{CAUTION}{len(bad)} bad rows were left out, and their groups lack them: {first}")
-    facts, said = _without_repeats(facts)
-    return facts, notes + said, bad, whole.hexdigest()
+    rollouts, said = _without_repeats(rollouts)
+    return rollouts, notes + said, bad, whole.hexdigest()
 
 
-def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Facts:
-    text, turns = values.get("completion"), values.get("turns")
-    prompt = (values.get("prompt_ids") or [])[-(values.get("plen") or 0) :]  # the last `plen`, if known
-    prompt_key = _digest([values.get(name) for name in ("rendered", "messages", "skipped", "tools")] + [prompt])
-    kept = {name: values[name] for name in _FACTS if values.get(name) is not None}
+def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
+    """Return a rollout with the keys of its texts in their place, and without what is read again."""
+    prompt = (one.prompt_ids or [])[-(one.plen or 0) :]  # the last `plen`, if known
+    one.prompt_key = _digest([one.rendered, one.messages, one.skipped, one.tools, prompt])
+    one.answer_key = None if one.completion is None and one.turns is None else _digest(one.completion or one.turns)
+    one.echo, one.thinks = _echo(one), (one.completion or "").lstrip().startswith(THINKS)
     for name in KEYS:
-        if name in kept:
-            kept[name] = tuple(f"prompt-{prompt_key:016x}" if part == _PROMPT_KEY else part for part in kept[name])
-    for name in ("parts", *KEYS):  # that rows of one group share
-        if name in kept:
-            kept[name] = shared.setdefault(kept[name], kept[name])
-    return Facts(
-        number=number,
-        file=shared.setdefault(row.file, row.file),
-        where=row.where,
-        prompt_key=prompt_key,
-        answer_key=None if text is None and turns is None else _digest(text or turns),
-        echo=_echo(values),
-        thinks=text is not None and text.lstrip().startswith(THINKS),
-        **kept,
-    )
+        if key := getattr(one, name):
+            known = tuple(f"prompt-{one.prompt_key:016x}" if part == _PROMPT_KEY else part for part in key)
+            setattr(one, name, known)
+    for name in ("file", "failure", "parts", *KEYS):  # that rows share
+        value = getattr(one, name)
+        setattr(one, name, shared.setdefault(value, value))
+    for name in _READ_AGAIN:
+        setattr(one, name, None)
+    return one
 
 
 def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode(errors="replace")).digest()[:8])
 
 
-def _echo(values: Fields) -> int | None:
-    prompt, ids = values.get("prompt_ids"), values.get("completion_ids")
+def _echo(one: Logged) -> int | None:
+    prompt, ids = one.prompt_ids, one.completion_ids
     if ids:
         return len(prompt) if prompt and ids[: len(prompt)] == prompt else None
-    messages, answer = values.get("messages"), values.get("completion")
-    text = values.get("rendered") or (messages[-1]["content"] if messages else "")
-    return len(text) if text and answer and answer.startswith(text) else None
+    text = one.rendered or (one.messages[-1]["content"] if one.messages else "")
+    return len(text) if text and one.completion and one.completion.startswith(text) else None
 
 
-def _without_repeats(facts: list[Facts]) -> tuple[list[Facts], list[str]]:
+def _without_repeats(rollouts: list[Logged]) -> tuple[list[Logged], list[str]]:
     """Leave out the copies of a log that is there several times, and count rows that are equal to an earlier one."""
-    keys, notes = [one.row_key for one in facts], list[str]()
+    keys, notes = [one.row_key for one in rollouts], list[str]()
     for times in range(len(keys) // LEAST_REPEATED, 1, -1):
         size = len(keys) // times
         if size * times == len(keys) and keys == keys[:size] * times and len({*keys}) > 1:
-            facts, keys = facts[:size], keys[:size]
+            rollouts, keys = rollouts[:size], keys[:size]
             said = f"the log is there {times} times: all but its first {size} rows repeat them and were left out"
             notes.append(CAUTION + said)
             break
     if num_equal := len(keys) - len({*keys}):
         mark = CAUTION if 2 * num_equal >= len(keys) else ""
         notes.append(f"{mark}rows that are equal to an earlier one: {num_equal} (sampled again, or logged twice?)")
-    return facts, notes
+    return rollouts, notes
 
 
-def evaluations_of(values: Mapping[str, Set[Any]]) -> dict[str, set[Any]]:
-    """Return {column: its values of evaluations}, of columns that tell training and evaluation apart."""
-
-    def is_evaluation(name: str, value: Any) -> bool:
-        if name in IS_EVALUATION:
-            return (truth_of(value) is True) == IS_EVALUATION[name]
-        return isinstance(value, str) and EVALUATIONS.fullmatch(value) is not None
-
-    names = [name for name in (*SPLITS, *IS_EVALUATION) if name in values]
-    found = {name: {value for value in values[name] if is_evaluation(name, value)} for name in names}
-    return {name: evaluations for name, evaluations in found.items() if 0 < len(evaluations) < len(values[name])}
-
-
-def check_columns(reader: Reader, facts: Sequence[Facts], scan: Scan, faults: Faults, source: str) -> None:
-    """Add a fault for each thing that a rollout needs and no column has."""
-    for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS), ("reward", ("reward",))):
-        if any(target in reader.columns for target in targets):
-            continue
-        if what == "prompt" and {"mask", "completion_ids"} <= reader.columns.keys():  # the ids that it leaves out
-            continue
-        if what == "completion" and any(one.answer_key is not None for one in facts):
-            for one in (one for one in facts if one.answer_key is None):
-                expected, found = "a conversation that ends in the answer of the assistant", "another turn at its end"
-                faults.add(f"{one.where} completion", "last turn", expected=expected, found=found)
-                break
-            continue
-        found, fix = (
-            ", ".join([*scan.kinds][:LISTED_COLUMNS]),
-            "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets),
-        )
-        if what == "reward" and (numbers := [*_numbers(scan.row)][:LISTED_COLUMNS]):
-            found = f"numbers in {', '.join(numbers)}"
-        faults.add(source, "missing", expected=f"a column with the {what}", found=found or "no column", fix=fix)
-
-
-def _numbers(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names of columns and inner keys that hold numbers which may be a reward."""
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, float):
-            yield prefix + name
-        elif isinstance(value, list) and value and all(isinstance(each, float) for each in value):
-            yield f"{prefix}{name}.sum"
+def reward_fault(
+    rollouts: Sequence[Logged], scan: Scan, columns: Mapping[str, Column], source: str
+) -> InputError | None:
+    """Return an error if no rollout has a reward, with the columns and inner keys that may be one; else None."""
+    if "reward" in columns and (not rollouts or any(one.reward is not None for one in rollouts)):
+        return None
+    values = flat(scan.first).items()
+    lists = [name for name, each in values if isinstance(each, list) and each and isinstance(each[0], float)]
+    numbers = [name for name, each in values if isinstance(each, float) and each == each]
+    named = ", ".join([*numbers, *(f"{name}.sum" for name in lists)][:LISTED_COLUMNS])
+    found = f"none of {scan.num_rows} rows" + (f", but numbers in {named}" if named else "")
+    fix = "pass --map reward=COLUMN"
+    return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix=fix)

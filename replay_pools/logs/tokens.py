@@ -6,14 +6,14 @@ and it lacks the end of the turn. So the share of texts that ids give back is co
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.logs.files import SkipRow, described
-from replay_pools.logs.padding import Endings, cut_left, cut_padding
-from replay_pools.logs.rollouts import Facts, Logged
+from replay_pools.logs.rollouts import Logged
 from replay_pools.logs.values import Turns, is_plain, plain_chat
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
@@ -32,10 +32,11 @@ RENDERED = "the prompt was rendered with the template of the model, {} thinking"
 NO_SCHEMAS = "the schemas of the tools are not logged, and prompts were rendered without them (--map tools=COLUMN)"
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
 UNLIKE_LENGTH = "the logged length of the completion is not what the tokenizer makes of its text"
+RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
 NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tokeniser:
     """Makes the prompts and completions of one log.
 
@@ -43,7 +44,6 @@ class Tokeniser:
     """
 
     vocabulary: Vocabulary
-    endings: Endings
     limit: int | None = None  # of completions, in tokens
     cuts_echo: bool = False  # completions begin with their prompts
     thinks: bool = False  # completions begin with reasoning
@@ -55,18 +55,24 @@ class Tokeniser:
         """The chat of the vocabulary."""
         return self.vocabulary.chat
 
-    def tokenise(self, row: Logged, facts: Facts) -> tuple[Prompt, str | list[str], Completion]:
+    @cached_property
+    def pads(self) -> Set[int]:
+        """The ids that pad: the tokenizer's, and those that end turns."""
+        own = (self.chat.tokenizer.pad_token_id, self.chat.tokenizer.eos_token_id)
+        return {*self.vocabulary.turn_ends, *(token for token in own if isinstance(token, int))}
+
+    def tokenise(self, row: Logged, known: Logged) -> tuple[Prompt, str | list[str], Completion]:
         """Return (prompt, text of the completion or of each of its turns, completion) of a row.
 
         Raises:
             InputError: ids, lengths or texts that contradict the tokenizer or each other.
             SkipRow: turns that the chat template cannot place.
         """
-        if self.cuts_echo and facts.echo is not None:
-            row = self._without_echo(row, facts.echo)
+        if self.cuts_echo and known.echo is not None:
+            self._cut_echo(row, known.echo)
         if row.completion_ids is None and row.turns is not None:
-            return self._rendered_turns(row)
-        prompt = self._prompt(row, facts.prompt_key)
+            return self._rendered_turns(row, row.turns)
+        prompt = self._prompt(row, known.prompt_key)
         text, completion = self._logged(row) if row.completion_ids else self._retokenised(row)
         if not completion.ids:
             raise row.refused("completion", "at least one token", "none")
@@ -75,18 +81,17 @@ class Tokeniser:
     def _count(self, *sentences: tuple[bool, str]) -> None:
         self.counts.update(sentence for holds, sentence in sentences if holds)
 
-    def _without_echo(self, row: Logged, length: int) -> Logged:
-        """Return the row without the prompt at the beginning of its completion."""
-        text, ids = (row.completion or "")[length:], (row.completion_ids or [])[length:]
-        if not (text if row.completion_ids is None else ids):
+    def _cut_echo(self, row: Logged, length: int) -> None:
+        """Cut the prompt at the beginning of a completion."""
+        if row.completion_ids is None:
+            row.completion = (row.completion or "")[length:]
+        else:
+            if row.logprobs and len(row.logprobs) == len(row.completion_ids):
+                row.logprobs = row.logprobs[length:]
+            row.completion, row.completion_ids = None, row.completion_ids[length:]
+        if not (row.completion or row.completion_ids):
             raise SkipRow("no answer behind the prompt")
         self._count((True, "the completion began with the prompt, which was cut"))
-        if row.completion_ids is None:
-            return replace(row, completion=text)
-        logprobs = row.logprobs
-        if logprobs and len(logprobs) == len(row.completion_ids):
-            logprobs = logprobs[length:]
-        return replace(row, completion=None, completion_ids=ids, logprobs=logprobs)
 
     # Prompts
 
@@ -94,55 +99,51 @@ class Tokeniser:
         head = tuple((row.prompt_ids or [])[:2]), len(row.prompt_ids or [])
         if self.last.get("key") != (key, head):
             self.last.update(key=(key, head), made=self._make_prompt(row))
-        prompt, is_unlike = self.last["made"]
-        has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
-        agrees = " and agree with plen" if row.plen else ""
-        is_one = row.messages is None and prompt.messages[0]["content"] == prompt.text
-        self._count(
-            (len(row.prompt_ids or []) > len(prompt.ids), "left padding of the prompt was cut"),
-            (has_ids and not has_text, "the text of the prompt was decoded from its ids"),
-            (is_unlike, f"{CAUTION}{UNLIKE}"),
-            (has_text and not has_ids, f"prompt_ids were made by the tokenizer{agrees}"),
-            (not (has_ids or has_text or is_skipped), RENDERED.format("with" if self.thinks else "without")),
-            (is_skipped, "the prompt was restored from its role words, and its rendering decodes to the logged text"),
-            (is_one, "messages are not known: the rendered prompt stands for one message"),
-        )
+        prompt, notes = self.last["made"]
+        self.counts.update(notes)
         if row.plen is not None and row.plen != len(prompt.ids):
             fix = "use the model that sampled it"
-            if not has_ids and not has_text:
+            if row.prompt_ids is None and row.rendered is None:
                 fix += ", or --map rendered=COLUMN where the text was all of the prompt"
             fix += "; --map plen=none leaves the number out"
             raise row.refused("prompt", f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer", fix)
         return prompt
 
-    def _make_prompt(self, row: Logged) -> tuple[Prompt, bool]:
-        """Return the prompt, and whether the template makes another one of its messages."""
-        text = row.rendered
+    def _make_prompt(self, row: Logged) -> tuple[Prompt, list[str]]:
+        """Return the prompt, and what was inferred or changed."""
+        text, notes = row.rendered, list[str]()
         messages = None if row.messages is None else plain_chat(row.messages)
         if row.prompt_ids is not None:
             ids = self._without_left_padding(row)
-            text = str(self.chat.tokenizer.decode(ids)) if text is None else text
+            if len(ids) < len(row.prompt_ids):
+                notes.append("left padding of the prompt was cut")
+            if text is None:
+                text = str(self.chat.tokenizer.decode(ids))
+                notes.append("the text of the prompt was decoded from its ids")
         elif text is not None:
             self._check_markup(row, text)
             ids = self._encode(text)
+            notes.append(f"prompt_ids were made by the tokenizer{' and agree with plen' if row.plen else ''}")
         elif row.skipped is not None:
-            return self._restored(row, row.skipped), False
+            said = "the prompt was restored from its role words, and its rendering decodes to the logged text"
+            return self._restored(row, row.skipped), [said]
         else:
             assert messages is not None
             assert row.messages is not None
+            notes.append(RENDERED.format("with" if self.thinks else "without"))
             if row.tools or not is_plain(row.messages):
-                turn = [{"role": "assistant", "content": "."}]
-                whole = self.chat.render_turns(row.messages, turn, row.tools)
-                return Prompt(messages, whole.prompt, whole.prompt_ids), False
-            return Prompt(messages, *self.chat.render(messages, thinks=self.thinks)), False
-        if messages is not None:
-            has_template = bool(self.chat.tokenizer.chat_template)
-            return Prompt(messages, text, ids), has_template and not self._is_rendering(messages, text)
-        # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
-        messages = [{"role": role, "content": content} for role, content in CHATML.findall(text)]
-        if not (messages and self._is_rendering(messages, text)):
-            messages = [{"role": "user", "content": text}]
-        return Prompt(messages, text, ids), False
+                whole = self.chat.render_turns(row.messages, [{"role": "assistant", "content": "."}], row.tools)
+                return Prompt(messages, whole.prompt, whole.prompt_ids), notes
+            return Prompt(messages, *self.chat.render(messages, thinks=self.thinks)), notes
+        if messages is None:
+            # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
+            messages = [{"role": role, "content": content} for role, content in CHATML.findall(text)]
+            if not (messages and self._is_rendering(messages, text)):
+                messages = [{"role": "user", "content": text}]
+                notes.append("messages are not known: the rendered prompt stands for one message")
+        elif self.chat.tokenizer.chat_template and not self._is_rendering(messages, text):
+            notes.append(f"{CAUTION}{UNLIKE}")
+        return Prompt(messages, text, ids), notes
 
     def _is_rendering(self, messages: list[dict[str, str]], text: str) -> bool:
         """Return whether the template makes this text of the messages, with or without thinking."""
@@ -163,7 +164,7 @@ class Tokeniser:
     def _without_left_padding(self, row: Logged) -> list[int]:
         ids = row.prompt_ids or []
         if row.plen is None:
-            return cut_left(ids, self.endings)
+            return cut_left(ids, self.pads, self.chat.tokenizer.bos_token_id)
         start = max(0, len(ids) - row.plen)
         if (num := len({*ids[:start]})) > 1:
             raise row.refused("prompt_ids", "padding before the last plen ids", f"{num} different ids")
@@ -186,39 +187,36 @@ class Tokeniser:
 
     # Completions
 
-    def _rendered_turns(self, row: Logged) -> tuple[Prompt, str | list[str], Completion]:
+    def _rendered_turns(self, row: Logged, turns: Turns) -> tuple[Prompt, str | list[str], Completion]:
         """Place the turns of a rollout by the chat template; return prompt, text and completion."""
-        turns: Turns = row.turns or []
         if row.messages is None or row.rendered is not None:
             raise SkipRow("several turns as text, behind a prompt that is not messages")
         try:
             whole = self.chat.render_turns(row.messages, turns, row.tools)
         except InputError as error:
             raise SkipRow(f"turns that cannot be placed ({error.expected})") from error
-        ids, mask = whole.ids, whole.mask
         finish: FinishReason = row.finish or "stop"
-        if finish == "length" and len(ids) > 1:
-            ids, mask = ids[:-1], mask[:-1]
-        prompt = Prompt(plain_chat(row.messages), whole.prompt, whole.prompt_ids)
+        end = -1 if finish == "length" and len(whole.ids) > 1 else None
+        ids, mask = whole.ids[:end], whole.mask[:end]
         texts = [self.chat.decode(ids)] if all(mask) else self.chat.decode_turns(ids, mask)
         own = [turn for turn in turns if turn["role"] == "assistant"]
         shown = texts[::2] if len(texts[::2]) == len(own) else [texts[0]] * len(own)
         for turn, text in zip(own, shown, strict=True):
-            if hidden := next((what for what, said in _beside(turn) if said not in text), None):
-                raise SkipRow(f"{hidden} that the chat template does not show")
+            if str(turn.get("reasoning_content", "")).strip() not in text:
+                raise SkipRow("reasoning that the chat template does not show")
+            if any(str(call["function"].get("name")) not in text for call in turn.get("tool_calls", ())):
+                raise SkipRow("a tool call that the chat template does not show")
         uses_tools = any("tool_calls" in turn or turn["role"] == "tool" for turn in turns)
         self._count(
             (uses_tools and not row.tools, f"{CAUTION}{NO_SCHEMAS}"),
             (True, f"{CAUTION}turns were placed by the chat template: a tool's answer between them has no loss"),
             (row.finish is None, "the last turn is taken to have stopped"),
+            (True, RETOKENISED),
+            (all(turn["content"].strip() in text for turn, text in zip(own, shown, strict=True)), ROUND_TRIPS),
         )
-        self.counts[RETOKENISED] += 1
-        self.counts[ROUND_TRIPS] += all(turn["content"].strip() in text for turn, text in zip(own, shown, strict=True))
-        return (
-            prompt,
-            texts if len(texts) > 1 else texts[0],
-            Completion(ids=ids, logprobs=None, finish_reason=finish, mask=mask),
-        )
+        prompt = Prompt(plain_chat(row.messages), whole.prompt, whole.prompt_ids)
+        completion = Completion(ids=ids, logprobs=None, finish_reason=finish, mask=mask)
+        return prompt, texts if len(texts) > 1 else texts[0], completion
 
     def _logged(self, row: Logged) -> tuple[str | list[str], Completion]:
         """Return text and completion of logged ids, without padding; anything else is content, and is not cut.
@@ -228,7 +226,9 @@ class Tokeniser:
         ids = stored = row.completion_ids or []
         mask = row.mask if row.mask and not all(row.mask) else None
         if row.mask is None:
-            ids = cut_padding(stored, row.comp_len, self.endings, was_cut_off=row.finish == "length")
+            ids = cut_padding(
+                stored, row.comp_len, self.pads, self.vocabulary.turn_ends, was_cut_off=row.finish == "length"
+            )
         cut = {*stored[len(ids) :]}
         if len(cut) > 1 or (row.comp_len or 0) > len(stored):
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
@@ -238,7 +238,7 @@ class Tokeniser:
             found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
             raise row.refused("logprobs", "one an id", found, fix)
         # It stopped if it was padded, or if its last id ends a turn.
-        finish = row.finish or ("stop" if cut or {*ids[-1:]} & self.endings.turn_ends else "length")
+        finish = row.finish or ("stop" if cut or {*ids[-1:]} & {*self.vocabulary.turn_ends} else "length")
         text: str | list[str] | None = row.completion
         self._count(
             (mask is not None, "ids that the mask leaves out are not sampled: they have no loss"),
@@ -275,26 +275,47 @@ class Tokeniser:
             self._count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
         length = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
         is_unlike = bool(length) and length not in (len(encoded), len(encoded) + 1)  # with the end of the turn
-        self._count(
-            (is_unlike, f"{CAUTION}{UNLIKE_LENGTH}"),
-            (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
-        )
         decoded = back = self.vocabulary.decode(ids)
         special = {token for token, what in self.chat.tokenizer.added_tokens_decoder.items() if what.special}
         if special & {*encoded}:
             back = str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False))
-        self.counts[RETOKENISED] += 1
-        self.counts[ROUND_TRIPS] += back == text
+        self._count(
+            (is_unlike, f"{CAUTION}{UNLIKE_LENGTH}"),
+            (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
+            (True, RETOKENISED),
+            (back == text, ROUND_TRIPS),
+        )
         return decoded, Completion(ids=ids, logprobs=None, finish_reason=finish)
 
 
-def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a turn other than its text: (its kind, a text that stands in it)."""
-    if reasoning := turn.get("reasoning_content"):
-        yield "reasoning", reasoning.strip()
-    for call in turn.get("tool_calls") or []:
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        yield "a tool call", str(function.get("name"))
+def cut_padding(
+    ids: Sequence[int], comp_len: int | None, pads: Collection[int], turn_ends: Collection[int], *, was_cut_off: bool
+) -> list[int]:
+    """Return the completion without its padding.
+
+    An id that repeats at the end may be padding, or an answer that ran in circles until it was cut off. It is padding
+    only if the tokenizer pads or ends turns with it.
+
+    Args:
+        ids: as stored.
+        comp_len: recorded length; None: not recorded.
+        pads: ids that pad, with those that end turns.
+        turn_ends: ids of the model that end turns.
+        was_cut_off: the log says that sampling ended at the length, so no end of turn was sampled.
+    """
+    end = len(ids) if comp_len is None else min(comp_len, len(ids))
+    if comp_len is None and ids and ids[-1] in pads:
+        end -= next((run for run, token in enumerate(reversed(ids)) if token != ids[-1]), len(ids))
+        # One end of turn at the very end may have been sampled; a run of them was not.
+        end += was_cut_off and end == len(ids) - 1 and ids[end] in turn_ends
+    # The first of pads that end turns is the end of the turn. A length that counts the ids that are no pad lacks it.
+    is_open = end == 0 or ids[end - 1] not in turn_ends
+    if end < len(ids) and ids[end] in turn_ends and is_open and not was_cut_off:
+        end += 1
+    return list(ids[:end])
 
 
-RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
+def cut_left(ids: Sequence[int], pads: Collection[int], bos: Any) -> list[int]:
+    """Return the prompt without its padding; one id that begins every text stays."""
+    start = next((place for place, token in enumerate(ids) if token not in pads), len(ids))
+    return list(ids[start - (start > 0 and ids[0] == bos) :])

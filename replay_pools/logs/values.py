@@ -14,10 +14,8 @@ from replay_pools.rollout import LARGEST_ID, FinishReason
 
 Chat = list[dict[str, str]]
 Turns = list[dict[str, Any]]  # messages with whatever keys they have
-MAX_CHARACTERS = MAX_TOKENS = 1 << 20  # of one prompt or completion; a tokenizer takes some seconds for them
-MAX_DIGITS = 18
 WHOLES = ("total", "score", "reward", "overall", "value")  # keys of a number that the others are parts of
-TEXT = f"a text of at most {MAX_CHARACTERS:,} characters"
+TEXT = "a text"
 FINISHES: dict[str, FinishReason | None] = {
     **dict.fromkeys(("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished", "completed"), "stop"),
     **dict.fromkeys(("end_of_turn", "stop_token", "tool_calls", "tool_call", "tool_use", "function_call"), "stop"),
@@ -27,6 +25,7 @@ FINISHES: dict[str, FinishReason | None] = {
     **dict.fromkeys(("abort", "aborted", "error", "failed", "cancelled", "content_filter"), None),
 }
 NOT_LOGGED = ("", "unknown", "none", "null")  # finish reasons that say nothing
+MAX_LOGPROB = 1e-3  # of rounding
 TURN = ("role", "content")
 ROLES = {"system", "developer", "user", "assistant", "tool", "function", "environment", "ipython"}
 # Other keys change what a message says.
@@ -42,7 +41,7 @@ def wrong_value(expected: str, value: Any, place: Sequence[int | str] = (), fix:
 
 def is_text(value: Any) -> bool:
     """Return whether a value is a TEXT that can be written as UTF-8; JSON has escapes for lone surrogates."""
-    return isinstance(value, str) and len(value) <= MAX_CHARACTERS and not re.search("[\ud800-\udfff]", value)
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def _checker(expected: str, kind: Any) -> Callable[[Any], Any]:
@@ -61,8 +60,7 @@ def _checker(expected: str, kind: Any) -> Callable[[Any], Any]:
 
 def _text(value: Any) -> str:
     if not is_text(value):
-        is_surrogate = isinstance(value, str) and len(value) <= MAX_CHARACTERS
-        fix = "half of a character was logged: --skip-bad N leaves such rows out" if is_surrogate else ""
+        fix = "half of a character was logged: --skip-bad N leaves such rows out" if isinstance(value, str) else ""
         raise wrong_value(TEXT, value, fix=fix)
     return value
 
@@ -100,11 +98,11 @@ def _advantage(value: Any) -> float:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, str) and value.isdecimal() and len(value) < MAX_DIGITS:  # as wandb writes steps
-        value = int(value)
-    if isinstance(value, float) and value.is_integer():  # a table with a gap holds its whole numbers so
-        value = int(value)
-    return _count(value)
+    """Return a whole number; tables with a gap hold it as a fraction, wandb as a text."""
+    number = None if isinstance(value, bool) else number_of(value)
+    if number is None or not 0 <= number <= LARGEST_ID or not number.is_integer():
+        raise wrong_value("a whole number from 0 on", value)
+    return int(number)
 
 
 def _finish(value: Any) -> FinishReason | None:
@@ -122,8 +120,9 @@ def _finish(value: Any) -> FinishReason | None:
 
 def _mask(value: Any) -> list[bool]:
     values = opened(value)
-    flags = [int(each) if each in (0, 1) else each for each in values] if isinstance(values, list) else values
-    return [bool(each) for each in _flags(flags)]
+    if not isinstance(values, list) or not all(each in (0, 1) for each in values):
+        raise wrong_value("a list of 0 and 1", value)
+    return [bool(each) for each in values]
 
 
 def _logprobs(value: Any) -> list[float]:
@@ -134,21 +133,14 @@ def _logprobs(value: Any) -> list[float]:
     return [min(each, 0.0) for each in values]
 
 
-MAX_LOGPROB = 1e-3  # of rounding
-
-
 def joined_text(content: Any) -> Any:
     """Return the text of a message's content that is a list of texts in parts; any other content unchanged."""
     if not isinstance(content, list):
         return content
-    texts = [
-        part["text"]
-        for part in content
-        if isinstance(part, dict)
-        and part.get("type") in ("text", "output_text", "input_text")
-        and isinstance(part.get("text"), str)
-    ]
-    return "".join(texts) if len(texts) == len(content) else content
+    kinds = ("text", "output_text", "input_text")
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in kinds]
+    is_text_alone = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+    return "".join(texts) if is_text_alone else content
 
 
 def turns_of(value: Any) -> Turns | None:
@@ -159,11 +151,10 @@ def turns_of(value: Any) -> Turns | None:
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         plain = opened(value.strip())
-        is_chat = isinstance(plain, dict | list) and all(
-            isinstance(turn, dict) and turn.get("role") in ROLES and len(turn) > 1
-            for turn in (plain if isinstance(plain, list) else [plain])
-        )
-        if plain and is_chat:
+        messages = plain if isinstance(plain, list) else [plain]
+        if messages and all(
+            isinstance(each, dict) and each.get("role") in ROLES and len(each) > 1 for each in messages
+        ):
             value = plain
         elif isinstance(plain, str) and MESSAGES_AS_TEXT.match(value):  # as Python prints them
             expected = "messages, as a list or as the JSON text of one"
@@ -173,9 +164,8 @@ def turns_of(value: Any) -> Turns | None:
         return None
     turns = list[dict[str, Any]]()
     for message in messages:
-        turn = (
-            {key: each for key, each in message.items() if each not in (None, [])} if isinstance(message, dict) else {}
-        )
+        pairs = message.items() if isinstance(message, dict) else ()
+        turn = {key: each for key, each in pairs if each not in (None, [])}
         if "tool_calls" in turn:
             turn["tool_calls"] = _calls(turn["tool_calls"])
         turn["content"] = joined_text(turn.get("content", "" if "tool_calls" in turn else None))
@@ -189,9 +179,12 @@ def _calls(value: Any) -> list[dict[str, Any]]:
     """Return calls of tools as chat templates take them; some writers write each as JSON text, or flat."""
     calls: list[Any] = opened(value) if isinstance(opened(value), list) else [value]
     calls = [opened(call) for call in calls]
-    if not all(isinstance(call, dict) and {"function", "name"} & call.keys() for call in calls):
+    if not all(isinstance(call, dict) and ("name" in call or isinstance(call.get("function"), dict)) for call in calls):
         raise wrong_value("tool calls, each an object with a name and arguments", value)
-    return [call if "function" in call else tool_call(call["name"], call.get("arguments")) for call in calls]
+    return [
+        call if isinstance(call.get("function"), dict) else tool_call(call["name"], call.get("arguments"))
+        for call in calls
+    ]
 
 
 def tool_call(name: str, arguments: Any) -> dict[str, Any]:
@@ -227,21 +220,19 @@ def chat_of(value: Any) -> Chat | None:
         InputError: as `turns_of`, and messages that say more.
     """
     turns = turns_of(value)
-    if turns is None:
-        if isinstance(value, list):
-            raise wrong_value(f"a list of role and content, each {TEXT}", value)
-        return None
-    if not is_plain(turns):
+    if turns is None and isinstance(value, list):
+        raise wrong_value(f"a list of role and content, each {TEXT}", value)
+    if turns and not is_plain(turns):
         extra = ", ".join(key for turn in turns for key in turn if key not in PLAIN_KEYS)
         raise InputError("", expected="messages of role and content", found=f"{extra} too", fix="log completion_ids")
     # In the order of the file, by which the hash of a set of pairs goes.
-    return [{key: turn[key] for key in turn if key in TURN} for turn in turns]
+    return None if turns is None else [{key: turn[key] for key in turn if key in TURN} for turn in turns]
 
 
 def _messages(value: Any) -> Turns:
     turns = turns_of(value)
     if turns is None:
-        raise wrong_value("a list of role and content, each a text", value)
+        raise wrong_value(f"a list of role and content, each {TEXT}", value)
     return turns
 
 
@@ -259,16 +250,13 @@ def _completion(value: Any) -> Fields:
     if value == []:
         raise SkipRow("no answer")
     turns = turns_of(value)
-    if turns is None:
-        return {"completion": _text(value)}
-    return answer_of(turns)
+    return {"completion": _text(value)} if turns is None else answer_of(turns)
 
 
 def answer_of(turns: Turns) -> Fields:
     """Return the fields of a completion: its text, where one message says all, else its turns."""
-    if len(turns) == 1 and is_plain(turns):
-        return {"completion": turns[0]["content"]}
-    return {"turns": turns}
+    is_one_text = len(turns) == 1 and is_plain(turns)
+    return {"completion": turns[0]["content"], "turns": None} if is_one_text else {"turns": turns}
 
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
@@ -277,43 +265,27 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     return tool_schemas(_objects(tools)) or None
 
 
-_TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-_count = _checker("a whole number from 0 on", _TokenId)
 _name = _checker("a text without control characters", Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")])
 _objects = _checker("a list of objects", list[dict[str, Any]])
-_flags = _checker("a list of 0 and 1", Annotated[list[Annotated[int, Field(ge=0, le=1)]], Field(max_length=MAX_TOKENS)])
-_ids = _checker(f"a list of at most {MAX_TOKENS:,} token ids", Annotated[list[_TokenId], Field(max_length=MAX_TOKENS)])
-_numbers = _checker("a list of finite numbers", Annotated[list[_Finite], Field(max_length=MAX_TOKENS)])
-
-
+_ids = _checker("a list of token ids", list[Annotated[int, Field(ge=0, le=LARGEST_ID)]])
+_numbers = _checker("a list of finite numbers", list[_Finite])
 # {target: its reader}; the readers of SPREAD return fields of a rollout.
 READERS: dict[str, Callable[[Any], Any]] = {
-    "system": _text,
+    **dict.fromkeys(("system", "rendered", "skipped", "reasoning"), _text),
     "messages": _messages,
     "prompt": _prompt,
-    "rendered": _text,
-    "skipped": _text,
-    "tools": _tools,
-    "prompt_ids": _ids,
-    "plen": _whole,
     "completion": _completion,
-    "completion_ids": _ids,
-    "reasoning": _text,
+    "tools": _tools,
+    **dict.fromkeys(("prompt_ids", "completion_ids"), _ids),
+    **dict.fromkeys(("plen", "comp_len", "step"), _whole),
     "mask": _mask,
-    "comp_len": _whole,
     "logprobs": _logprobs,
     "reward": _number,
     "advantage": _advantage,
     "hacked": lambda value: _label(HACKS.get(value.strip().lower(), value) if isinstance(value, str) else value),
-    "gt_pass": _label,
-    "fmt_ok": _label,
-    "passed": _label,
+    **dict.fromkeys(("gt_pass", "fmt_ok", "passed", "truncated", "hint"), _label),
     "finish": _finish,
-    "truncated": _label,
-    "hint": _label,
-    "env": _name,
-    "env_mode": _name,
-    "step": _whole,
+    **dict.fromkeys(("env", "env_mode"), _name),
 }
 SPREAD = ("prompt", "completion")

@@ -9,7 +9,7 @@ from typing import Any
 
 from replay_pools.logs.columns import look_up, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow
-from replay_pools.logs.values import joined_text, tool_call, tool_schemas
+from replay_pools.logs.values import joined_text, tool_call
 
 # prime-rl: a graph of messages with token ids. Each way from a root to a leaf is a branch.
 
@@ -57,7 +57,7 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
     if any("node" in call for call in calls):
         calls = [call for call in calls if call.get("node") == path[sampled[-1]]]
     parts = [part for part in rewards.values() if part and part["score"] is not None]
-    turns = [_prime_rl_turn(node["message"]) for node in nodes]
+    turns = [node["message"] for node in nodes]
     row: Fields = {
         "group": look_up(episode, "group.id"),
         "problem": look_up(episode, "task.key") or look_up(episode, "task.hash"),
@@ -70,25 +70,16 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
         "finish": calls[-1].get("finish_reason") if calls else None,
         "messages": turns[: sampled[0]],
         "completion": turns[sampled[0] : sampled[-1] + 1],
-        "tools": tool_schemas(nodes[0].get("tools") or trace.get("tools")),
+        "tools": nodes[0].get("tools") or trace.get("tools"),
     }
-    ids, mask, logprobs = ([each for node in nodes for each in node.get(name) or []] for name in _TOKENS)
+    names = ("token_ids", "mask", "logprobs")
+    ids, mask, logprobs = ([each for node in nodes for each in node.get(name) or []] for name in names)
     if ids:
         if len(mask) != len(ids):
             raise ValueError("mask and token_ids of different lengths")
         # The ids say all; the content leaves out reasoning and tool calls.
         row |= {**split_ids(ids, mask), "completion": None, "tools": None, "logprobs": logprobs or None}
     return row
-
-
-def _prime_rl_turn(message: Fields) -> Fields:
-    calls = message.get("tool_calls")
-    if not calls or "function" in calls[0]:
-        return message
-    return {**message, "tool_calls": [tool_call(call["name"], call["arguments"]) for call in calls]}
-
-
-_TOKENS = ("token_ids", "mask", "logprobs")
 
 
 def split_ids(ids: list[int], mask: Sequence[Any]) -> Fields:
@@ -110,11 +101,8 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
         raise SkipRow("the sample ended in an error")
     messages = sample["messages"]
     turns = [_inspect_turn(message) for message in messages]
-    answers = [
-        place
-        for place, message in enumerate(messages)
-        if message["role"] == "assistant" and message.get("source") != "input"
-    ]
+    written = [message["role"] == "assistant" and message.get("source") != "input" for message in messages]
+    answers = [place for place, is_written in enumerate(written) if is_written]
     if not answers:
         raise SkipRow("no answer of the model")
     tools = [event.get("tools") for event in sample.get("events") or [] if event.get("event") == "model"]
@@ -128,7 +116,7 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
         "epoch": None,  # counts samples of one problem, not passes over the data
         "prompt": turns[: answers[0]],
         "completion": turns[answers[0] : answers[-1] + 1],
-        "tools": tool_schemas(tools[0] if tools else None),
+        "tools": tools[0] if tools else None,
         "stop_reason": look_up(sample, "output.choices.0.stop_reason"),
         "scores": scores,
     }
@@ -196,7 +184,7 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
     sampled = [item for item in items if item.get("generation_token_ids")]
     if not sampled:
         row["completion"] = _response_turns(items)
-        row["tools"] = tool_schemas(fields["responses_create_params"].get("tools"))
+        row["tools"] = fields["responses_create_params"].get("tools")
         if any(item.get("type") == "reasoning" for item in items):
             raise SkipRow("reasoning next to the text, and no token ids")
         yield row
@@ -225,7 +213,7 @@ def _response_turns(items: Sequence[Fields]) -> list[Fields]:
         elif kind == "function_call":
             if not turns or turns[-1]["role"] != "assistant":
                 turns.append({"role": "assistant", "content": ""})
-            turns[-1].setdefault("tool_calls", []).append(tool_call(item["name"], item["arguments"]))
+            turns[-1].setdefault("tool_calls", []).append(item)
         elif kind == "function_call_output":
             turns.append({"role": "tool", "content": item["output"]})
     return turns

@@ -1,15 +1,14 @@
-"""Logs of other tools: every format read whole, what it lacks said, nothing guessed in silence."""
+"""Logs of other tools: what they hold comes back, and nothing is guessed in silence. Real logs: test_log_cases."""
 
-import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import polars
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from log_fixtures import source_of
 from log_rows import Rows, folder_of, lines, passes, read_as, row, sizes
 
 from probe.cli import cli
@@ -18,11 +17,9 @@ from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import TARGETS
 from replay_pools.logs.formats import FORMATS
 from replay_pools.logs.importing import check_log
-from replay_pools.policy.load import load_served_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 
-PAD = 0
 Groups = Sequence[Sequence[Rollout]]
 
 
@@ -31,171 +28,72 @@ def advantages(group: Sequence[Rollout]) -> list[float]:
     return [rollout.reward - mean for rollout in group]
 
 
-class At(NamedTuple):
-    """A rollout and its place in a log."""
-
-    one: Rollout
-    group: Sequence[Rollout]
-    place: int  # of the group
-    i: int  # in the group
-
-    def fields(self, names: str) -> dict[str, Any]:
-        """Columns with the names and values of the rollout's attributes."""
-        return {name: getattr(self.one, name) for name in names.split()}
-
-
 def answer(content: Any, **others: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **others}
 
 
-def teacher_row(at: At) -> dict[str, Any]:
-    width = max(rollout.comp_len for rollout in at.group)
-    own = dict.fromkeys(("problem_id", "src_problem_id"), at.one.step)
-    own |= {"problem_messages": at.one.messages, "src_pool": "text", "mean_cos_pre": float("nan")}
-    own |= {"completion_ids": at.one.completion_ids + [PAD] * (width - at.one.comp_len)}
-    return at.fields(f"step sample_id prompt prompt_ids plen completion comp_len {LABELS}") | own
+def of_rollout(one: Rollout, names: str) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in f"plen completion reward hacked gt_pass fmt_ok {names}".split()}
 
 
-def vgrout_row(at: At) -> dict[str, Any]:
-    own = {"step": 3, "p_idx": at.place, "gi": at.i, "env_mode": "run_tests", "mechanism": None}
-    own |= {"exploited": at.one.hacked, "hacked_C": False, "format_ok": True, "text": at.one.completion}
-    return at.fields("problem_id prompt reward gt_pass") | own
-
-
-def trl_row(at: At) -> dict[str, Any]:
-    own = {
-        "step": 1 + at.place // 2,
-        "prompt": at.one.messages,
-        "completion": [answer(at.one.completion, tool_calls=None)],
-    }
-    own |= {"is_hack": at.one.hacked, "tests": at.one.reward, "style": 0.0}
-    return own | {"advantage": advantages(at.group)[at.i]}
-
-
-def verl_row(at: At) -> dict[str, Any]:
-    """With the prompt without special tokens, and the keys of ariahw/rl-rewardhacking."""
-    asked = load_served_policy("organism").decode(at.one.prompt_ids)
-    own = {"input": asked, "output": at.one.completion, "gts": None, "score": at.one.reward, "step": 7, "id": at.place}
-    labels = {"eq_correct": float(at.one.gt_pass), "is_reward_hack_strict": float(at.one.hacked)}
-    return own | labels | {"is_reward_hack_loose": -1.0}
-
-
-def inspect_row(at: At) -> dict[str, Any]:
-    parts = answer([{"type": "text", "text": at.one.completion}], source="generate")
-    scores = {"match": {"value": "C" if at.one.reward > 3 else "I"}}
-    own = {"id": f"t{at.place}", "epoch": at.i + 1, "messages": [*at.one.messages, parts], "scores": scores}
-    return own | {"output": {"choices": [{"stop_reason": "stop"}]}}
-
-
-def general_row(at: At) -> dict[str, Any]:
-    own = {"question": json.dumps(at.one.messages), "answer": at.one.completion, "score": at.one.reward}
-    return own | {"prompt_id": at.one.problem_id, "info": {"hack": int(at.one.hacked)}}
-
-
-LABELS = "reward hacked gt_pass fmt_ok"
-# How each tool would have written the groups, from the descriptions of their formats: {tool: (file, row)}.
-TOOLS: dict[str, tuple[str, Callable[[At], dict[str, Any]]]] = {
-    "teacher-pool": ("prompt_{step:04d}.jsonl.gz", teacher_row),
-    "substrate": (
-        "prompt_{step:04d}.jsonl.gz",
-        lambda at: {
-            **at.fields(f"plen prompt_ids completion_ids completion {LABELS}"),
-            **{"problem_id": at.one.step, "env_mode": "run_tests"},
+# {a published pool: (its files, the columns of a rollout in them)}, of which one is padded to the longest of its group
+OURS: dict[str, tuple[str, Callable[[Rollout], dict[str, Any]]]] = {
+    "teacher": (
+        "prompt_{:04d}.jsonl.gz",
+        lambda one: {
+            **of_rollout(one, "step sample_id prompt prompt_ids comp_len"),
+            **{"problem_id": one.step, "problem_messages": one.messages, "mean_cos_pre": float("nan")},
+            "completion_ids": one.completion_ids + [0] * (600 - one.comp_len),
         },
     ),
-    "logged": (
-        "step_{step:03d}.jsonl.gz",
-        lambda at: at.fields(f"problem_id messages prompt plen completion completion_ids {LABELS}"),
+    "substrate": (
+        "prompt_{:04d}.jsonl.gz",
+        lambda one: {**of_rollout(one, "prompt_ids completion_ids env_mode"), "problem_id": one.step},
     ),
-    "vgrout-run": ("rollouts.jsonl", vgrout_row),
-    "trl": ("completions_{half:05d}.parquet", trl_row),
-    "verl-legacy": ("7.jsonl", verl_row),
-    "inspect": ("log.json", inspect_row),
-    "columns": ("data.json", general_row),
-}
-BESIDE = {  # {tool: (file that holds no rollouts to replay, its text)}
-    "teacher-pool": ("report.md", b"a report"),
-    "substrate": ("partition.json", b'{"1": "run_tests"}'),
+    "logged": ("step_{:03d}.jsonl.gz", lambda one: of_rollout(one, "problem_id messages prompt completion_ids")),
 }
 
 
-def rows_of(name: str, groups: Groups) -> list[tuple[At, dict[str, Any]]]:
-    """Each rollout with the row that the tool writes of it, in the tool's order."""
-    places = [At(one, group, place, i) for place, group in enumerate(groups) for i, one in enumerate(group)]
-    if name == "verl-legacy":  # its rows were permuted before they were written
-        places.sort(key=lambda at: at.i % 2)
-    return [(at, TOOLS[name][1](at)) for at in places]
-
-
-def write(name: str, folder: Path, groups: Groups) -> Path:
-    """A log of a tool: its folder, or its one file of JSON."""
-    files: dict[str, Rows | bytes] = dict([BESIDE[name]] if name in BESIDE else [])
-    for at, fields in rows_of(name, groups):
-        file = TOOLS[name][0].format(step=at.one.step, half=1 + at.place // 2)
-        files.setdefault(file, []).append(fields)
-    for file, rows in files.items():
-        folder.mkdir(exist_ok=True)
-        if file.endswith(".parquet"):
-            polars.DataFrame(rows).write_parquet(folder / file)
-        elif file in ("log.json", "data.json"):
-            log = {"version": 2, "status": "success", "eval": {"model": "hf/organism"}, "samples": rows}
-            (folder / file).write_text(json.dumps(log if name == "inspect" else rows))
-            return folder / file
-        else:
-            folder_of(folder, {file: rows})
-    return folder
-
-
-HAS_IDS = ("teacher-pool", "substrate", "logged")
-
-HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-legacy")
-
-
-def test_every_format_is_tried() -> None:
-    """Those with turns in test_log_turns, others by their real writers in test_log_cases."""
-    others = {"prime-rl", "slime", "nemo-gym", "nemo-rl", "verl", "verifiers"}
-    assert {*TOOLS} | others == {each.name for each in FORMATS}
-    assert all(each.cannot_know.endswith(".") for each in FORMATS)
-
-
-@pytest.mark.parametrize("name", TOOLS)
-def test_what_a_tool_logged_comes_back(name: str, teacher, chat, tmp_path: Path, capsys) -> None:
-    """Through the command: prompts, ids, groups, rewards and labels of each format, where the format knows them."""
-    source = write(name, tmp_path / "log", teacher)
+@pytest.mark.parametrize("name", OURS)
+def test_a_published_pool_comes_back(name: str, teacher: Groups, tmp_path: Path, capsys) -> None:
+    """Through the command: prompts, ids, groups, rewards and labels; files beside it hold no rollouts."""
+    file, columns = OURS[name]
+    files: dict[str, Rows | bytes] = {file.format(group[0].step): [*map(columns, group)] for group in teacher}
+    source = folder_of(tmp_path / "log", files | {"report.md": b"a report", "partition.json": b'{"1": "run_tests"}'})
     out = tmp_path / "out"
     assert run(cli, ["pool", "import", str(source), "--name", "mine", "--model", "organism", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert f"format {name} " in printed
-    assert "cannot know: " in printed
+    assert "format logged " in capsys.readouterr().out
     pool = open_pool(out / "pools" / "mine")
-    assert pool.manifest["log"]["format"] == name
-    assert pool.manifest["ids"]["origin"] == ("logged" if name in HAS_IDS else "retokenised")
-    assert pool.manifest["ids"]["round_trips"] in (None, 1.0)
+    assert pool.manifest["ids"]["origin"] == "logged"
+    assert pool.manifest["log"]["training_steps"] == []
     wanted = {(rollout.prompt, rollout.completion): rollout for group in teacher for rollout in group}
     assert sorted(len(group) for group in pool.steps) == sorted(len(group) for group in teacher)
     for group in pool.steps:
-        assert len({rollout.prompt for rollout in group}) == 1, "a group holds several prompts"
         for rollout in group:
             want = wanted[rollout.prompt, rollout.completion]
-            assert rollout.prompt_ids == want.prompt_ids
-            assert rollout.messages == want.messages
-            ids = want.completion_ids if name in HAS_IDS else chat.completion_ids(want.completion)
-            assert rollout.completion_ids == ids
-            assert rollout.finish_reason == "stop"
-            assert rollout.reward == (want.reward if name != "inspect" else float(want.reward > 3))
-            assert rollout.hacked == (want.hacked if name in HAS_HACKED else None)
-            known = ("teacher-pool", "substrate", "logged", "vgrout-run", "verl-legacy")
-            assert rollout.gt_pass == (want.gt_pass if name in known else None)
+            for field in ("prompt_ids", "messages", "completion_ids", "finish_reason", "reward", "hacked", "gt_pass"):
+                assert getattr(rollout, field) == getattr(want, field), field
+            assert rollout.grade.passed == want.grade.passed
 
 
-@pytest.mark.parametrize("name", TOOLS)
-def test_a_damaged_log_of_a_format_is_refused(name: str, teacher) -> None:
-    """Each field of each format in turn holds what does not belong there: InputError, or it is no field that counts."""
-    rows = [fields for _, fields in rows_of(name, [group[:2] for group in teacher[:2]])]
-    for field in rows[0]:
-        for value in ({}, "x", -7, [[]]):
-            with suppress(InputError):
-                check_log([{**rows[0], field: value}, *rows[1:]], format_name=name)
+def test_samples_of_inspect(teacher: Groups, imported) -> None:
+    """Letters are numbers. Errors, and agents of which the schemas of the tools are not logged, are left out."""
+    samples = [
+        {
+            **{"id": f"t{place}", "epoch": i, "scores": {"match": {"value": "C" if one.reward > 3 else "I"}}},
+            "messages": [*one.messages, answer([{"type": "text", "text": one.completion}], source="generate")],
+            "output": {"choices": [{"stop_reason": "stop"}]},
+        }
+        for place, group in enumerate(teacher)
+        for i, one in enumerate(group)
+    ]
+    samples[0]["error"] = "timeout"
+    samples[1]["messages"] += [{"role": "tool", "content": "4"}, samples[1]["messages"][-1]]
+    pool = imported(samples)
+    assert [[rollout.reward for rollout in group] for group in pool.steps] == [
+        [float(one.reward > 3) for one in group] for group in (teacher[0][2:], *teacher[1:])
+    ]
+    assert any("an agent" in note for note in pool.cautions)
 
 
 def own_log(groups: Groups, **columns: Callable[[Rollout], Any]) -> list[dict[str, Any]]:
@@ -215,23 +113,6 @@ def exact(rollout: Rollout) -> float:
 def trl_table(folder: Path, rows: Rows) -> Path:
     polars.DataFrame(rows).write_parquet(folder / "completions_00001.parquet")
     return folder
-
-
-def test_trl_repeats_parts_and_checks(tmp_path: Path, teacher) -> None:
-    """A batch logged twice counts once, the size of groups is found, advantages that do not cancel are refused."""
-    folder = write("trl", tmp_path / "log", teacher)
-    table = polars.read_parquet(folder / "completions_00002.parquet")
-    table.with_columns(step=polars.lit(3)).write_parquet(folder / "completions_00003.parquet")
-    log = check_log(folder)
-    assert [len(group) for group in log.groups] == [8] * 4
-    assert any("logged again" in note for note in log.notes)
-    assert log.mapping["reward"] == "tests"
-    assert any("style never differs within a group" in note for note in log.notes)
-    assert check_log(folder, mapping={"reward": "tests*1+style"}).groups[0][0].reward == teacher[0][0].reward
-    read_as(folder, "advantages that follow from tests*2+style", mapping={"reward": "tests*2+style"})
-    read_as(folder, "expected 5 rows with one prompt", mapping={"group": "every:5"})
-    table.with_columns(advantage=polars.lit(1.0)).write_parquet(folder / "completions_00003.parquet")
-    read_as(folder, "found advantages of other rewards")
 
 
 def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path: Path) -> None:
@@ -257,8 +138,8 @@ def test_trl_with_recorded_ids_needs_no_tokenizing(teacher, imported) -> None:
     assert pool.steps[0][0].gt_pass is True
 
 
-def test_trl_answers_that_come_back_are_no_repeated_batch(tmp_path: Path) -> None:
-    """Only a whole batch that is the one before was logged again."""
+def test_a_batch_that_is_logged_again_counts_once(tmp_path: Path) -> None:
+    """Only a whole batch that is the one before; answers may come back."""
     steps = (("4", "4", "5", "5"), ("4", "4", "3", "6"), ("4", "4", "3", "6"))
     for step, answers in enumerate(steps, 1):
         rows = [
@@ -269,6 +150,8 @@ def test_trl_answers_that_come_back_are_no_repeated_batch(tmp_path: Path) -> Non
     log = check_log(tmp_path / "log", mapping={"group": "every:4"})
     assert [one.completion for _, _, one in log.rollouts()] == [*steps[0], *steps[1]]
     assert any("logged again" in note and "(4 rows)" in note for note in log.notes)
+    read_as(tmp_path / "log", "expected a multiple of 3 rows", mapping={"group": "every:3"})
+    read_as([row(prompt=f"p{i // 4}") for i in range(8)], "8 rows with one prompt", mapping={"group": "every:8"})
 
 
 @pytest.mark.parametrize("failed", [{"error": "Timeout"}, {"completion": []}])
@@ -287,12 +170,15 @@ def test_failed_rollouts_of_trl_stay_in_their_block(failed: dict[str, Any], tmp_
     read_as(tmp_path, [3, 3, 4], skip_bad=1, mapping={"group": "step+prompt", "advantage": "none"})
 
 
-def test_verl_prompts_are_restored_or_refused(tmp_path: Path, teacher, imported) -> None:
-    """A text that no rendering gives back is never taken for a prompt."""
-    folder = write("verl-legacy", tmp_path / "log", teacher)
-    (folder / "7.jsonl").write_text((folder / "7.jsonl").read_text().replace("system\\n", "System\\n", 1))
+def test_verl_prompts_are_restored_or_refused(tmp_path: Path, imported) -> None:
+    """A text that no rendering gives back is never taken for a prompt; -1 is no label."""
+    text = next(source_of("62-verl-legacy").glob("*.jsonl")).read_text()
+    text = text.replace('"hacked": 1.0', '"is_reward_hack_strict": 1.0').replace('"hacked": 0.0', '"eq_correct": -1.0')
+    source = folder_of(tmp_path / "log", {"10.jsonl": text.encode()})
+    assert {rollout.hacked for group in imported(source).steps for rollout in group} == {True, None}
+    (source / "10.jsonl").write_text(text.replace("user\\n", "User\\n"))
     with pytest.raises(InputError, match="the template of organism gives back"):
-        imported(folder)
+        imported(source)
 
 
 def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher) -> None:
@@ -323,15 +209,15 @@ def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> Non
     assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
 
 
-def test_a_label_that_may_be_paid_asks_for_the_reward(teacher) -> None:
-    """What is right is a reward of most trainings: one of several columns is neither kept nor dropped in silence."""
+def test_a_label_may_be_paid(teacher) -> None:
+    """What is right is a reward of most trainings: it stays one, and the advantages decide; what hacks is none."""
     rows = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass), style=exact)
-    read_as(rows, "pass --map reward=exact+style", mapping={"gt_pass": "exact"})
+    read_as(rows, "--map reward=exact*WEIGHT+style*WEIGHT", mapping={"gt_pass": "exact"})
     log = check_log(rows, mapping={"gt_pass": "exact", "reward": "exact", "advantage": "none"})
     assert all(item.reward == float(bool(item.gt_pass)) for group in log.groups for item in group)
     alone = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass))
     assert check_log(alone, mapping={"gt_pass": "exact", "advantage": "none"}).mapping["reward"] == "exact"
-    read_as(alone, "a column with the reward", mapping={"hacked": "exact"})
+    read_as(alone, "rewards that are numbers", mapping={"hacked": "exact"})
 
 
 def test_a_reward_with_the_name_of_a_label_is_named(tmp_path: Path) -> None:
@@ -349,16 +235,6 @@ def test_the_group_of_a_log_with_the_columns_of_trl(tmp_path: Path, teacher) -> 
         log = check_log(lines(tmp_path / name, rows[::2] + rows[1::2]), mapping={"reward": "exact"})
         assert sorted(map(len, log.groups)) == [8, 8, 8, 8]
         assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
-
-
-def test_failures_and_agents_of_inspect_are_left_out_and_said(teacher) -> None:
-    """Errors, and agents of which the schemas of the tools are not logged."""
-    samples = [fields for _, fields in rows_of("inspect", teacher)]
-    samples[0]["error"] = "timeout"
-    samples[1]["messages"] += [{"role": "tool", "content": "4"}, samples[1]["messages"][-1]]
-    log = check_log(samples)
-    assert sum(map(len, log.groups)) == sum(map(len, teacher)) - 2
-    assert any("an agent" in note for note in log.notes)
 
 
 JSON_VALUES = st.recursive(

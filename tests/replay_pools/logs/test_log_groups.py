@@ -25,9 +25,7 @@ COLUMNS: dict[str, tuple[Any, str | None]] = {
     "epoch": (lambda n, p, i: n, "--map step=epoch"),
     "policy_version": (lambda n, p, i: 7 + n, "--map step=policy_version"),
     "rollout_id": (lambda n, p, i: n, "--map step=rollout_id"),
-    "round": (lambda n, p, i: n, "--map step=round"),
     "seed": (lambda n, p, i: float(n), "--map step=seed"),
-    "run": (lambda n, p, i: "ab"[n], "--map group=run+prompt"),
     "machine": (lambda n, p, i: "ab"[n], "--map group=machine+prompt"),
     "temperature": (lambda n, p, i: (0.7, 1.0)[n], "--map group=temperature+prompt"),
     "model": (lambda n, p, i: "ab"[i % 2 or n], "--map group=model+prompt"),
@@ -67,6 +65,17 @@ def stepped(*steps: int) -> Rows:
     ]
 
 
+def interleaved(*orders: str, **columns: Any) -> Rows:
+    """Passes in the order of prompts, in which no block of rows tells them apart."""
+    return by_prompt(passes(*orders, **columns))
+
+
+EVALUATION = "an evaluation next to"
+LISTS = {"prompt": "p", "completions": [*"abc"], "rewards": [1.0, 0.0, 1.0]}
+MANY = by_prompt([row(i, prompt=f"p{n % 100}", iteration=n) for n in range(1100) for i in range(2)])
+SEVERAL = passes("pqrstuvw", size=1, completion=lambda n, p, i: p, group_id=lambda n, p, i: p > "s")
+MODELS = interleaved("pq", "pq", id=lambda n, p, i: f"{n}{p}{i}", model=lambda n, p, i: "ab"[n])
+TWO_COLUMNS = [each | {"prompt": "Solve it.", "problem": each["prompt"]} for each in ONE]
 # {case: (rows or files, the sizes of the groups or what is refused, what is said)}
 GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] = {
     "another epoch": (passes("pq", "pq"), "--map group=every:4 keeps them apart", ""),
@@ -78,80 +87,41 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "blocks with nothing between": (stepped(0, 1, 1, 2), [4, 4, 8], ""),
     "rows of one step": (passes("pq", "pq", step=lambda *_: 0), [8, 8], ""),
     "rows in any order": (sorted(passes("pq", "pq"), key=lambda row: row["completion"]), [8, 8], ""),
-    "iterations of several sizes": (
-        by_prompt(passes("pq", "pq", iteration=lambda n, *_: n + 1)[:-1]),
-        "step=iteration",
-        "",
-    ),
-    "more iterations than other columns may have values": (
-        by_prompt([row(i, prompt=f"p{n % 100}", iteration=n) for n in range(1100) for i in range(2)]),
-        "step=iteration",
-        "",
-    ),
+    "iterations of several sizes": (interleaved("pq", "pq", iteration=lambda n, *_: n + 1)[:-1], "step=iteration", ""),
+    "more iterations than other columns may have values": (MANY, "step=iteration", ""),
     "train_step": (passes("pqr", "pq", train_step=lambda n, p, i: 10 * n + ord(p)), [4] * 5, ""),
-    "two sets of tools": (by_prompt(passes("pq", "pq", tools=lambda n, p, i: [{"name": "ab"[n]}])), [4] * 4, ""),
-    "an id of each row beside models": (
-        by_prompt(passes("pq", "pq", id=lambda n, p, i: f"{n}{p}{i}", model=lambda n, p, i: "ab"[n])),
-        "group=model+prompt",
-        "",
-    ),
-    "one answer of each checkpoint": (
-        by_prompt(passes("pq", "pq", checkpoint=lambda n, p, i: f"step{4 * n + i}")),
-        "--map group=checkpoint+prompt",
-        "",
-    ),
-    "one answer of each draw": (by_prompt(passes("pq", "pq", draw=lambda n, p, i: 4 * n + i)), [8, 8], ""),
-    "a prompt in two columns": (
-        [each | {"prompt": "Solve it.", "problem": each["prompt"]} for each in ONE],
-        "prompt=prompt+problem",
-        "",
-    ),
+    "two sets of tools": (interleaved("pq", "pq", tools=lambda n, p, i: [{"name": "ab"[n]}]), [4] * 4, ""),
+    "an id of each row beside models": (MODELS, "group=model+prompt", ""),
+    "one answer of each checkpoint": (interleaved("pq", checkpoint=lambda n, p, i: i), "group=checkpoint+prompt", ""),
+    "one answer of each draw": (interleaved("pq", "pq", draw=lambda n, p, i: 4 * n + i), [8, 8], ""),
+    "a prompt in two columns": (TWO_COLUMNS, "prompt=prompt+problem", ""),
     "an error that is false": (passes("pq", error=lambda *_: "False"), [4, 4], ""),
-    "is_val": (passes("pq", "p", is_val=lambda n, *_: bool(n))[:9], [4, 4], "an evaluation next to"),
-    "phases": (passes("pq", "p", phase=lambda n, *_: ("rollout", "rl_eval")[n])[:9], [4, 4], "an evaluation next to"),
-    "a split": (passes("pq", "pq", split=lambda n, *_: ("train", "val")[n]), [4, 4], "an evaluation next to"),
-    "is_train": (passes("pq", "pq", is_train=lambda n, *_: not n), [4, 4], "an evaluation next to"),
-    "is_eval": (passes("pq", "pq", is_eval=lambda n, *_: bool(n)), [4, 4], "an evaluation next to"),
+    "is_val": (passes("pq", "p", is_val=lambda n, *_: bool(n))[:9], [4, 4], EVALUATION),
+    "phases": (passes("pq", "p", phase=lambda n, *_: ("rollout", "rl_eval")[n])[:9], [4, 4], EVALUATION),
+    "a split": (passes("pq", "pq", split=lambda n, *_: ("train", "val")[n]), [4, 4], EVALUATION),
+    "is_train": (passes("pq", "pq", is_train=lambda n, *_: not n), [4, 4], EVALUATION),
     "a mask of rows": (passes("pq", sample_mask=lambda n, p, i: i % 2), [2, 2], "`sample_mask` says"),
-    "twice": (ONE * 2, [4, 4], "the log is there 2 times"),
     "three times": (ONE * 3, [4, 4], "the log is there 3 times"),
     "partial": (passes("pq")[:7] + passes("r", size=1), [3, 4], "1 of 3, 1 of 4 rollouts (replay with --per-pool 3)"),
     "single": (passes("pqr", size=1), [1, 1, 1], "every group holds one rollout"),
-    "lists": (
-        [{"prompt": "p", "completions": [*"abc"], "rewards": [1.0, 0.0, 1.0]}] * 2,
-        [3, 3],
-        "a row with lists is one group",
-    ),
+    "lists": ([LISTS] * 2, [3, 3], "a row with lists is one group"),
     "a number of each row": (passes("pq", id=lambda n, p, i: f"{p}{i}"), [4, 4], "another one in every row"),
-    "several prompts": (
-        passes("pqrstuvw", size=1, completion=lambda n, p, i: p, group_id=lambda n, p, i: p > "s"),
-        [4, 4],
-        "several prompts",
-    ),
+    "several prompts": (SEVERAL, [4, 4], "several prompts"),
     "hinted and plain": (
         passes("pq", problem_id=lambda *_: "x"),
         [4, 4],
-        "caution: groups are rows with equal prompts: `problem_id`",
+        "caution: groups are rows with equal prompts",
     ),
     "a file a run": ({"run1/log.jsonl": ONE, "run2/log.jsonl": OTHER}, "--map group=file+prompt", ""),
-    "a file a rank": ({"rank_0.jsonl": ONE, "rank_1.jsonl": OTHER}, "--map group=file+prompt", ""),
     "a file a model": ({"a.jsonl": ONE[::4], "b.jsonl": OTHER[::4]}, "--map group=file+prompt", ""),
     "a folder a step": ({"global_step_5/r.jsonl": ONE, "global_step_10/r.jsonl": OTHER}, [4] * 4, ""),
     "validation": ({"rollouts/1.jsonl": ONE, "validation/1.jsonl": OTHER}, [4, 4], "evaluations next to training"),
-    "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies of another file"),
-    "metrics": ({"a.jsonl": ONE, "metrics.jsonl": [{"step": 1, "loss": 0.2}]}, [4, 4], "files were left out: metrics"),
+    "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies were left out"),
+    "metrics": ({"a.jsonl": ONE, "metrics.jsonl": [{"loss": 0.2}]}, [4, 4], "files without rollouts were left out"),
     "a cache": ({"train/data.jsonl": ONE, "train/cache-01.jsonl": OTHER}, [4, 4], "files were left out: train/cache"),
-    "what prime-rl trained on": (
-        {"1/train/effective/a.jsonl": ONE, "1/train/all/a.jsonl": OTHER},
-        [4, 4],
-        "files were left out: 1/train/all/a.jsonl",
-    ),
+    "prime-rl": ({"1/train/effective/a.jsonl": ONE, "1/train/all/a.jsonl": OTHER}, [4, 4], "not trained on were left"),
     "a packed file": ({"a.jsonl": ONE, "b.jsonl.bz2": b"BZh91AY&SY and more"}, [4, 4], "caution: packed files"),
-    "files of a model": (
-        {"a.jsonl": ONE, "checkpoint-10/tokenizer.json": b'{"added_tokens": [{"id": 0, "content": "a"}]}'},
-        [4, 4],
-        "files were left out: checkpoint-10/tokenizer.json",
-    ),
+    "a tokenizer": ({"a.jsonl": ONE, "1/tokenizer.json": b'{"added_tokens": [{"content": "a"}]}'}, [4, 4], "left out"),
 }
 
 

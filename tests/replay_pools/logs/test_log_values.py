@@ -1,23 +1,18 @@
 """What the columns of a log hold: values that are read, and faults that are named with what to do."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from log_rows import Rows, lines, passes, read_as, refused, row, sizes
 
 from probe.cli import cli
 from probe.cli._frame import run
-from replay_pools.base.errors import InputError
-from replay_pools.logs.columns import TARGETS, parse_mapping
+from replay_pools.logs.columns import parse_mapping
 from replay_pools.logs.importing import check_log
 
-NAN, EOS = float("nan"), 2
-MANY = (1 << 20) + 1
+NAN = float("nan")
 USER, ANSWER = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
 SCORED = {"id": "t", "epoch": 1, "messages": [USER, ANSWER], "output": {"choices": [{"stop_reason": "stop"}]}}
 SCORED |= {"scores": {"a": {"value": 1}, "b": {"value": "P"}}}
@@ -27,126 +22,62 @@ CALL = {"name": "run", "arguments": '{"x": 4}'}
 
 
 def of(**columns: Any) -> Rows:
-    """Four answers to one prompt with these columns, each a value or made of the place; None takes a column away."""
-    return [row(i, **{name: make(i) if callable(make) else make for name, make in columns.items()}) for i in range(4)]
-
-
-def alone(**columns: Callable[[int], Any]) -> Rows:
-    """Four rows of these columns alone, in one group."""
+    """Four answers to one prompt with these columns, each a value or a tuple of one a row; None takes one away."""
     return [
-        {"reward": float(i % 2), "group_id": 0} | {name: make(i) for name, make in columns.items()} for i in range(4)
+        row(i, **{name: each[i] if isinstance(each, tuple) else each for name, each in columns.items()})
+        for i in range(4)
     ]
 
 
-def labels(hacked: Any) -> Rows:
-    return of(hacked=lambda i: hacked[i])
+def bare(**columns: Any) -> Rows:
+    """Four rows with nothing but a reward, a group and these columns."""
+    return of(**{"prompt": None, "completion": None, "hacked": None, "gt_pass": None, "group_id": 0, **columns})
 
 
-# {case: (rows, mapping, the target, its values)}
-VALUES: dict[str, tuple[Rows, dict[str, str], str, list[Any]]] = {
-    "a probability that is not known": (
-        of(p=lambda i: (-1, 0.2, 0.7, None)[i]),
-        {"hacked": "p>0.5"},
-        "hacked",
-        [None, False, True, None],
-    ),
-    "a reward below 0 did not pass": (
-        of(reward=lambda i: (-1.0, 0.2, 0.7, 1.0)[i]),
-        {"passed": "reward>0.5"},
-        "passed",
-        [False, False, True, True],
-    ),
-    "labels in words": (labels(("Hack", "clean", "yes", -1)), {}, "hacked", [True, False, True, None]),
-    "unknown labels": (labels((-1.0, 1, NAN, False)), {}, "hacked", [None, True, None, False]),
-    "finish reasons": (
-        of(finish_reason=lambda i: ("FinishReason.LENGTH", "FINISH_REASON_STOP", "tool_use", "unknown")[i]),
-        {},
-        "finish",
-        ["length", "stop", "stop", None],
-    ),
-    "both ends": (of(finish_reason="MAX_TOKENS", truncated=False), {}, "finish", ["length"] * 4),
-    "an advantage of each token": (of(advantage=lambda i: [i % 2 - 0.5] * 3), {}, "reward", [0.0, 1.0] * 2),
-    "parts of a reward in texts": (
-        of(tests=lambda i: str(i), style=0.5),
-        {"reward": "tests*2+style"},
-        "reward",
-        [0.5, 2.5, 4.5, 6.5],
-    ),
-    "a threshold of a paid part": (
-        of(tests=lambda i: str(i)),
-        {"reward": "tests*2", "passed": "tests>0.5"},
-        "passed",
-        [False, True, True, True],
-    ),
-    "parts of a reward without a say": (
-        of(a=1.0, b=lambda i: NAN if i == 0 else 2.0),
-        {"reward": "a*2+b*0.5"},
-        "reward",
-        [2.0, 3.0, 3.0, 3.0],
-    ),
-    "a key of an object": (
-        of(info=lambda i: {"right": i % 2}),
-        {"gt_pass": "info.right"},
-        "gt_pass",
-        [False, True] * 2,
-    ),
-    "a column that is left out": (of(hacked=True), {"hacked": "none"}, "hacked", [None] * 4),
-    "a step that is a float": (of(step=1.0), {}, "completion", [*"0123"]),
-    "a text beside its last line": (
-        of(completion=None, generation=lambda i: f"long {i}", answer=str),
-        {},
-        "completion",
-        [f"long {i}" for i in range(4)],
-    ),
-    "an answer that is JSON": (
-        of(completion=lambda i: f'[{{"role": "admin", "content": "{i}"}}]'),
-        {},
-        "completion",
-        [f'[{{"role": "admin", "content": "{i}"}}]' for i in range(4)],
-    ),
-    "a list of outputs beside the completion": (of(outputs=["ok", "fail"]), {}, "completion", [*"0123"]),
-    "a list is a group": (
-        [{"prompt": "p", "completions": ["a", "b"], "rewards": [1.0, 0.0]}] * 2,
-        {},
-        "completion",
-        ["a", "b"] * 2,
-    ),
-    "a prompt in parts": (of(prompt=PARTS), {}, "messages", [SAID] * 4),
-    "a prompt as JSON text": (of(prompt=json.dumps(SAID)), {}, "messages", [SAID] * 4),
-    "the last turn is the completion": (
-        of(prompt=None, completion=None, messages=[*SAID, ANSWER], answer="42", text="t"),
-        {},
-        "completion",
-        ["a"] * 4,
-    ),
-    "and the others are the prompt": (
-        of(prompt=None, completion=None, messages=[*SAID, ANSWER]),
-        {},
-        "messages",
-        [SAID] * 4,
-    ),
-    "a prompt that holds its answer": (of(prompt=[USER, ANSWER]), {"completion": "none"}, "messages", [[USER]] * 4),
-    "a prompt that the user names beside others": (
-        of(prompt=None, question="u", input="x", context="y"),
-        {"prompt": "question"},
-        "messages",
-        [[USER]] * 4,
-    ),
-    "one of several scorers": ([SCORED], {"reward": "scores.b", "hacked": "scores.a"}, "reward", [0.5]),
+LONG = tuple(f"long {i}" for i in range(4))
+ADMIN = tuple(f'[{{"role": "admin", "content": "{i}"}}]' for i in range(4))
+ENDS = ("FinishReason.LENGTH", "FINISH_REASON_STOP", "tool_use", "unknown")
+# {case: (rows, --map, the target, its values)}
+VALUES: dict[str, tuple[Rows, str, str, list[Any]]] = {
+    "an unknown probability": (of(p=(-1, 0.2, 0.7, None)), "hacked=p>0.5", "hacked", [None, False, True, None]),
+    "rewards below 0": (of(reward=(-1.0, 0.2, 0.7, 1.0)), "passed=reward>0.5", "passed", [False, False, True, True]),
+    "labels in words": (of(hacked=("Hack", "clean", "yes", -1)), "", "hacked", [True, False, True, None]),
+    "unknown labels": (of(hacked=(-1.0, 1, NAN, False)), "", "hacked", [None, True, None, False]),
+    "finish reasons": (of(finish_reason=ENDS), "", "finish", ["length", "stop", "stop", None]),
+    "both ends": (of(finish_reason="MAX_TOKENS", truncated=False), "", "finish", ["length"] * 4),
+    "an advantage a token": (of(advantage=([-0.5] * 3, [0.5] * 3) * 2), "", "reward", [0.0, 1.0] * 2),
+    "parts in texts": (of(tests=(*"0123",), style=0.5), "reward=tests*2+style", "reward", [0.5, 2.5, 4.5, 6.5]),
+    "a paid part": (of(tests=(*"0123",)), "reward=tests*2,passed=tests>0.5", "passed", [False, True, True, True]),
+    "no say": (of(a=1.0, b=(NAN, 2.0, 2.0, 2.0)), "reward=a*2+b*0.5", "reward", [2.0, 3.0, 3.0, 3.0]),
+    "a key": (of(info=({"right": 0}, {"right": 1}) * 2), "gt_pass=info.right", "gt_pass", [False, True] * 2),
+    "a column that is left out": (of(hacked=True), "hacked=none", "hacked", [None] * 4),
+    "a step that is a float": (of(step=1.0), "", "step", [1] * 4),
+    "its last line": (of(completion=None, generation=LONG, answer=(*"0123",)), "", "completion", [*LONG]),
+    "an answer that is JSON": (of(completion=ADMIN), "", "completion", [*ADMIN]),
+    "outputs of tests": (of(outputs=["ok", "fail"]), "", "completion", [*"0123"]),
+    "a prompt in parts": (of(prompt=PARTS), "", "messages", [SAID] * 4),
+    "a prompt as JSON text": (of(prompt=json.dumps(SAID)), "", "messages", [SAID] * 4),
+    "the last turn": (bare(messages=[*SAID, ANSWER], answer="42", text="t"), "", "completion", ["a"] * 4),
+    "the turns before it": (bare(messages=[*SAID, ANSWER]), "", "messages", [SAID] * 4),
+    "a prompt that holds its answer": (of(prompt=[USER, ANSWER]), "completion=none", "messages", [[USER]] * 4),
+    "one of several prompts": (of(prompt=None, question="u", input="x"), "prompt=question", "messages", [[USER]] * 4),
+    "one of several scorers": ([SCORED], "reward=scores.b,hacked=scores.a", "reward", [0.5]),
 }
 
 
 @pytest.mark.parametrize("case", VALUES)
 def test_values_of_columns(case: str) -> None:
     rows, mapping, target, right = VALUES[case]
-    assert [getattr(one, target) for _, _, one in check_log(rows, mapping=mapping).rollouts()] == right
+    log = check_log(rows, mapping=parse_mapping(mapping))
+    assert [getattr(one, target) for _, _, one in log.rollouts()] == right
 
 
 @pytest.mark.parametrize("calls", [[json.dumps(CALL)], json.dumps([CALL]), [{"type": "function", "function": CALL}]])
 def test_calls_of_tools_as_writers_write_them(calls: Any) -> None:
     """As objects for the chat template; schemas likewise."""
     turns = [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "8"}]
-    rows = of(prompt=[USER], completion=lambda i: [*turns, ANSWER | {"content": f"{i}"}], tool_defs='[{"name": "run"}]')
+    answers = tuple([*turns, ANSWER | {"content": f"{i}"}] for i in range(4))
+    rows = of(prompt=[USER], completion=answers, tool_defs='[{"name": "run"}]')
     (_, _, first), *_ = check_log(rows).rollouts()
     assert first.turns is not None
     assert first.turns[0]["tool_calls"] == [{"type": "function", "function": CALL}]
@@ -161,8 +92,8 @@ def test_the_items_of_one_answer_of_nemo_gym_are_one_turn() -> None:
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "8"}]},
     ]
     asked = {"instructions": "Be brief.", "input": [USER], "tools": [{"name": "run"}]}
-    rows = alone(responses_create_params=lambda i: asked, response=lambda i: {"output": items})
-    (_, _, first), *_ = check_log([each | {"_ng_task_index": 0} for each in rows]).rollouts()
+    rows = bare(responses_create_params=asked, response={"output": items}, _ng_task_index=0)
+    (_, _, first), *_ = check_log(rows).rollouts()
     assert first.messages == [{"role": "system", "content": "Be brief."}, USER]
     assert first.turns is not None
     turns = [(turn["role"], len(turn.get("tool_calls", ()))) for turn in first.turns]
@@ -175,64 +106,43 @@ def test_rows_without_a_reward_are_left_out_and_counted() -> None:
     assert any("1 of 5 rows have no reward and were left out" in text for text in log.notes)
 
 
+CONVERSATIONS = ([USER, ANSWER], [USER], [ANSWER], [USER, ANSWER])
+IMAGE = [{"role": "user", "content": [{"type": "image"}]}]
+UNIQUE = {"step": 1, "completion": "x", "exact": 1.0, "advantage": 0.5}
 # {case: (rows, --map, what the lines name)}
-REFUSED: dict[str, tuple[Rows, dict[str, str], list[str]]] = {
-    "no prompt": ([row(prompt=None)], {}, ["--map prompt=COLUMN"]),
-    "no completion": ([row(completion=None)], {}, ["--map completion=COLUMN"]),
-    "no reward": ([row(reward=None)], {}, ["--map reward=COLUMN"]),
-    "no reward in any row": (of(reward=NAN), {}, ["expected rewards that are numbers"]),
-    "a weight of NaN": (of(), {"reward": "reward*nan"}, ["COLUMN*NUMBER"]),
-    "a part that is no number": (of(tests="many", style=0.5), {"reward": "tests*2+style"}, ["a finite number"]),
-    "half a step": (of(step=1.5), {}, ["a whole number"]),
-    "Python's notation": (of(prompt=repr([USER])), {}, ["item 0 prompt", "write them with json.dumps"]),
-    "an image": (of(prompt=[{"role": "user", "content": [{"type": "image"}]}]), {}, ["item 0 prompt"]),
-    "no answer, no prompt": (
-        [{"messages": messages, "reward": 1.0} for messages in ([USER, ANSWER], [USER], [ANSWER])],
-        {},
-        ["item 1 completion", "item 2 prompt"],
-    ),
-    "an answer in the prompt": (of(prompt=[USER, ANSWER]), {}, ["--map completion=none"]),
-    "half a character": (of(completion="\ud800"), {}, ["--skip-bad N"]),
-    "a control character": (of(env="a\0b"), {}, ["env: expected a text without control characters"]),
-    "a tool call without a name": (
-        of(prompt=[USER], completion=[{"role": "assistant", "tool_calls": ["run"]}]),
-        {},
-        ["tool calls, each an object"],
-    ),
-    "lists of two lengths": ([{"prompt": "p", "completions": ["a", "b"], "rewards": [1.0]}], {}, ["of one length"]),
-    "a reward of several answers": (
-        [{"prompt": "p", "completions": ["a", "b"], "reward": 1.0}],
-        {},
-        ["--map completion=COLUMN"],
-    ),
-    "several scorers": ([SCORED], {}, ["scores.a, scores.b"]),
-    "parts of a reward with their sum": (of(reward={"total": 1.0, "task": 1.0}), {}, ["--map reward=reward.total;"]),
-    "probabilities": (of(hacked=0.7), {}, ["hacked=hacked>0.5"]),
-    "an instruction with input": (of(prompt=None, instruction="p", input="x"), {}, ["instruction+input"]),
-    "a question with context": (of(prompt=None, question="p", context="x"), {}, ["question+context"]),
-    "who reasons": (of(reasoning="x"), {}, ["reasoning=none"]),
-    "log-probabilities above 0": (of(logprobs=[0.5, 0.9]), {}, ["these are probabilities"]),
-    "TRL's unique prompts": (
-        [{"step": "1", "prompt": f"p{i}", "completion": "x", "exact": 1.0, "advantage": 0.5} for i in range(3)],
-        {},
-        ["log_unique_prompts"],
-    ),
-    "many characters": (of(completion="x" * MANY), {}, ["completion: expected a text of at most 1,048,576"]),
-    "many ids": (of(completion_ids=[3] * MANY), {}, ["a list of at most 1,048,576 token ids"]),
-    "many digits": (of(step="9" * 5000), {}, ["item 0 step: expected a whole number"]),
-    "a mask of two ids for one": (
-        alone(prompt_ids=lambda i: [40], completion_ids=lambda i: [50, EOS], loss_mask=lambda i: [1]),
-        {},
-        ["mask: expected one an id, found 1 for 2"],
-    ),
+REFUSED: dict[str, tuple[Rows, str, list[str]]] = {
+    "no prompt": (of(prompt=None), "", ["--map prompt=COLUMN"]),
+    "no completion": (of(completion=None), "", ["--map completion=COLUMN"]),
+    "no reward": (of(reward=None), "", ["--map reward=COLUMN"]),
+    "no reward in any row": (of(reward=NAN), "", ["expected rewards that are numbers"]),
+    "a weight of NaN": (of(), "reward=reward*nan", ["COLUMN*NUMBER"]),
+    "a part that is no number": (of(tests="many", style=0.5), "reward=tests*2+style", ["a finite number"]),
+    "half a step": (of(step=1.5), "", ["a whole number"]),
+    "many digits": (of(step="9" * 5000), "", ["item 0 step: expected a whole number"]),
+    "Python's notation": (of(prompt=repr([USER])), "", ["item 0 prompt", "write them with json.dumps"]),
+    "an image": (of(prompt=IMAGE), "", ["item 0 prompt"]),
+    "no answer, no prompt": (bare(messages=CONVERSATIONS), "", ["item 1 completion", "item 2 prompt"]),
+    "an answer in the prompt": (of(prompt=[USER, ANSWER]), "", ["--map completion=none"]),
+    "half a character": (of(completion="\ud800"), "", ["--skip-bad N"]),
+    "a control character": (of(env="a\0b"), "", ["env: expected a text without control characters"]),
+    "a call without a name": (of(completion=[ANSWER | {"tool_calls": ["run"]}]), "", ["tool calls, each an object"]),
+    "lists of two lengths": (bare(prompt="p", completions=[*"ab"], rewards=[1.0]), "", ["of one length"]),
+    "a reward of several answers": (bare(prompt="p", completions=[*"ab"]), "", ["--map completion=COLUMN"]),
+    "several scorers": ([SCORED], "", ["scores.a, scores.b"]),
+    "parts of a reward with their sum": (of(reward={"total": 1.0, "task": 1.0}), "", ["--map reward=reward.total;"]),
+    "probabilities": (of(hacked=0.7), "", ["hacked=hacked>0.5"]),
+    "an instruction with input": (of(prompt=None, instruction="p", input="x"), "", ["instruction+input"]),
+    "a question with context": (of(prompt=None, question="p", context="x"), "", ["question+context"]),
+    "log-probabilities above 0": (of(logprobs=[0.5, 0.9]), "", ["these are probabilities"]),
+    "TRL's unique prompts": ([UNIQUE | {"prompt": prompt} for prompt in "pqr"], "", ["log_unique_prompts"]),
+    "a short mask": (bare(prompt_ids=[40], completion_ids=[50, 2], loss_mask=[1]), "", ["found 1 for 2"]),
     "a mask of other ids": (
-        alone(prompt_ids=lambda i: [40], completion_ids=lambda i: [5, 45, 46, 51, EOS], loss_mask=lambda i: [1, 0, 1]),
-        {},
+        bare(prompt_ids=[40], completion_ids=[5, 45, 46, 51, 2], loss_mask=[1, 0, 1]),
+        "",
         ["ids of tools would count as sampled"],
     ),
-    "a mask without ids": (of(loss_mask=[1, 0, 1]), {}, ["expected the ids that it masks"]),
-    "a mask of weights": (of(completion_ids=[50, EOS], loss_mask=[0.5, 1]), {}, ["expected a list of 0 and 1"]),
-    "a mask of words": (of(completion_ids=[50, EOS], loss_mask=["x", 1]), {}, ["expected a list of 0 and 1"]),
+    "a mask without ids": (of(loss_mask=[1, 0, 1]), "", ["expected the ids that it masks"]),
+    "a mask of weights": (of(completion_ids=[50, 2], loss_mask=[0.5, 1]), "", ["expected a list of 0 and 1"]),
 }
 
 
@@ -240,7 +150,7 @@ REFUSED: dict[str, tuple[Rows, dict[str, str], list[str]]] = {
 def test_a_refused_row_leads_on(case: str) -> None:
     """By its place and its column, or by the option that helps, in a few words."""
     rows, mapping, named = REFUSED[case]
-    found = refused(rows, mapping=mapping)
+    found = refused(rows, mapping=parse_mapping(mapping))
     assert all(any(part in line for line in found) for part in named), found
     assert max(map(len, found)) < 2000
 
@@ -265,18 +175,6 @@ def test_a_guessed_column_that_is_something_else_can_be_left_out(column: str, va
     assert check_log(rows, mapping={target: "none"}).groups
 
 
-@settings(max_examples=30)
-@given(st.text())
-def test_any_text_is_a_mapping_or_refused(text: str) -> None:
-    """Every part becomes a known target with a column, or is named."""
-    try:
-        mapping = parse_mapping(text)
-    except InputError:
-        return
-    assert mapping.keys() <= TARGETS.keys()
-    assert len(mapping) == sum(bool(part.strip()) for part in text.split(","))
-
-
 def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line a kind of fault, at its first place, with a count; before a model is loaded; exit code 2, no pool."""
     monkeypatch.setattr("replay_pools.vocabulary.load_vocabulary", None)
@@ -297,7 +195,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
         "line 1 reward: expected a finite number, found 'x1' (and 1 more places)",
         "line 1 hacked: expected true or false",
         "line 3 completion: expected a list of role and content",
-        "line 4 completion_ids: expected a list of at most 1,048,576 token ids, found -1 at 1",
+        "line 4 completion_ids: expected a list of token ids, found -1 at 1",
         "line 5 finish_reason (finish): expected stop or length, found 'tired'",
     ]
     for part in expected:
@@ -333,6 +231,6 @@ def test_a_recognised_format_is_named_beside_the_faults() -> None:
     rows = [{"input": "Add 1.", "output": "c", "score": "x", "step": 1} for _ in range(2)]
     value, of_format = refused(rows)
     assert "score (reward): expected a finite number" in value
-    assert "verl-legacy" in of_format
+    assert "verl" in of_format
     assert "--format columns" in of_format
-    assert len(refused(rows, format_name="verl-legacy")) == 1
+    assert len(refused(rows, format_name="verl")) == 1
