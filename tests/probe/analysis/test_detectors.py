@@ -270,4 +270,4 @@ def test_a_left_out_kind_is_scored_by_the_others() -> None:
 
 def test_every_row_of_the_table_is_tested_here() -> None:
     tested = {name.partition(":")[0] for name, _ in FORMULAS}
-    assert {*DETECTORS} == tested | {"probe", "words"}
+    assert {*DETECTORS} == tested | {"probe", "probe:fingerprint", "words"}

@@ -12,9 +12,9 @@ from worlds import World, make_run
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
 from probe.analysis.lookahead import moves
+from probe.analysis.rivals import transfer
 from probe.analysis.screen import K
 from probe.analysis.statistics.run_gradients import Linked, link
-from probe.analysis.transfer import transfer
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import LookaheadRecord
