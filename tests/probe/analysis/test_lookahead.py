@@ -64,13 +64,13 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
         "lora": {"intervention.arms": ["projected-lora"]},
     }
     ahead = look_at_remedies(acts, remedies, 2, out_dir=out, say=print)
-    found = ahead.records
-    assert found["plain"] + found["gate"] == acts.lookahead
-    assert {row.measure for row in found["closed"]} == {row.measure for row in found["plain"]}
-    assert found["closed"] != found["plain"]
-    assert list(ahead.unseen) == ["paid", "slow", "lora"]
-    assert "another basis" in ahead.unseen["lora"]
-    assert "do not see optimizer.lr" in ahead.unseen["slow"]
+    plain, gate, closed = (ahead[name].records for name in ("plain", "gate", "closed"))
+    assert plain + gate == acts.lookahead
+    assert {row.measure for row in closed} == {row.measure for row in plain}
+    assert closed != plain
+    assert [name for name, found in ahead.items() if isinstance(found, str)] == ["paid", "slow", "lora"]
+    assert "another basis" in ahead["lora"]
+    assert "do not see optimizer.lr" in ahead["slow"]
     # The command reads what is there, and says what it cannot see.
     monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
     capsys.readouterr()
