@@ -95,7 +95,7 @@ def test_now_and_start_are_both_weights(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"remedy.monitor": "text:("}, "a regular expression of Python"),
+        ({"remedy.monitor": "text:("}, "text:REGEX"),
         ({"remedy.clean": "no-such-pool"}, "no-such-pool"),
         ({"remedy.fpr": 0.001}, "at least 1000 clean rewarded rollouts"),
         ({"remedy.monitor": "words"}, "too few prompts with a label of each kind"),
