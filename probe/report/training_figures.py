@@ -1,36 +1,30 @@
-"""Figures of trainings: functions draw(axes, arms, ...) that draw nothing without measurements.
+"""Figures of trainings: the curves of `probe.report.trainings`, and hack against solve at the end.
 
-To add one, write such a function and add a row to FIGURES. The first arm is the baseline of the comparison.
+The first arm is the baseline of the comparison.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from probe.analysis.formatting import short
 from probe.analysis.verdict.trained_arms import TrainedArm
-from probe.report import trainings
 from probe.report.drawing import ARMS, EDGE, HACK, PAPER, Figure, drawn
 from probe.report.facts import plural
-from probe.report.trainings import IN_TRAINING, Curve, curve, rate_at, steps_of
+from probe.report.trainings import CURVES, rate_at, steps_of
 
 MOST_NAMED = len(ARMS)  # further treatments are thin grey lines
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vP*X"
-RATES = {
-    "hack": "Hack rate: exploit present, correct or not",
-    "solve": "Solve rate: every hidden answer is right",
-    "exploit": "Exploit rate: paid without being right",
-}
 
 
-def curves(axes: Axes, series: Sequence[tuple[str, Curve]]) -> None:
-    """Draw a line with intervals for each treatment; the first, the baseline, lies on top."""
-    series = [(short(name, 60), points) for name, points in series if points]
+def curves(axes: Axes, arms: Sequence[TrainedArm], name: str) -> None:
+    """Draw a line with 95% intervals for each treatment; the first, the baseline, lies on top."""
+    curve, intervals = CURVES[name], "Wilson 95%" if all(len(arm.runs) == 1 for arm in arms) else "95% over seeds"
+    series = [(short(arm.name, 60), points) for arm in arms if (points := curve.of(arm))]
     last = max((max(points) for _, points in series), default=0)
-    for place, (name, points) in enumerate(series):
+    for place, (label, points) in enumerate(series):
         over, steps, values = 3 - place / 100, [*map(float, points)], [point.span[1] for point in points.values()]
         if place >= MOST_NAMED:
             label = plural(len(series) - MOST_NAMED, "other treatment")
@@ -40,30 +34,15 @@ def curves(axes: Axes, series: Sequence[tuple[str, Curve]]) -> None:
             shift = 0.008 * last * (place - (min(len(series), MOST_NAMED) - 1) / 2)
             steps = [step + shift for step in steps]
         marker = "o" if len(points) <= 40 else ""
-        axes.plot(steps, values, color=ARMS[place], ls=DASHES[place], marker=marker, ms=3.5, zorder=over, label=name)
+        axes.plot(steps, values, color=ARMS[place], ls=DASHES[place], marker=marker, ms=3.5, zorder=over, label=label)
         for step, point in zip(steps, points.values(), strict=True):
             if point.is_bounded:
                 axes.plot((step, step), (point.low, point.high), color=ARMS[place], alpha=0.45, lw=1, zorder=over)
-    axes.set_xlabel("optimizer steps (number)")
-
-
-def learning(axes: Axes, arms: Sequence[TrainedArm], metric: str) -> None:
-    """Draw a held-out rate of every treatment over training, with 95% intervals."""
-    curves(axes, [(arm.name, curve(arm, metric)) for arm in arms])
-    counts = sorted({len(arm.runs) for arm in arms})
-    interval = "Wilson 95%" if counts == [1] else "95% over seeds"
-    axes.set_title(RATES[metric])
-    axes.set_ylabel(f"{metric} rate, held out ({interval})")
-    axes.set_ylim(-0.03, 1.03)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def in_training(axes: Axes, arms: Sequence[TrainedArm], field: str) -> None:
-    """Draw a quantity of the training rollouts from the step records, as the mean over seeds."""
-    curves(axes, [(arm.name, trainings.in_training(arm, field)) for arm in arms])
-    title, unit, _ = IN_TRAINING[field]
-    axes.set_title(title)
-    axes.set_ylabel(unit)
+    axes.set_title(curve.title)
+    axes.set(xlabel="optimizer steps (number)", ylabel=curve.unit)
+    if curve.is_rate:
+        axes.set(ylabel=f"{curve.unit} ({intervals})", ylim=(-0.03, 1.03))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def pareto(axes: Axes, arms: Sequence[TrainedArm]) -> None:
@@ -98,17 +77,8 @@ def pareto(axes: Axes, arms: Sequence[TrainedArm]) -> None:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-# (file name, draw, arguments) in reading order
-FIGURES: Sequence[tuple[str, Callable[..., None], tuple[Any, ...]]] = (
-    ("learning-hack", learning, ("hack",)),
-    ("learning-solve", learning, ("solve",)),
-    ("pareto", pareto, ()),
-    ("learning-exploit", learning, ("exploit",)),
-    *((f"training-{field}", in_training, (field,)) for field in IN_TRAINING),
-)
-
-
 def figures_of_training(arms: Sequence[TrainedArm]) -> list[Figure]:
-    """Return the figures that have something to draw."""
-    figures = [drawn(name, draw, arms, *what) for name, draw, what in FIGURES]
+    """Return the figures that have something to draw: hack and solve, one against the other, and the rest."""
+    figures = [drawn(name, curves, arms, name) for name in CURVES]
+    figures.insert(2, drawn("pareto", pareto, arms))
     return [figure for figure in figures if figure is not None]

@@ -1,13 +1,16 @@
 """Curves of trained arms over seeds: held-out rates and quantities of the step records. Torch-free.
 
-arms = trained_arms(report)                  the baseline of the comparison comes first
-rate_at(arms[0], "hack", steps_of(arms[0])[-1])
+    arms = trained_arms(report)                     the baseline of the comparison comes first
+    CURVES["learning-hack"].of(arms[0])             {optimizer step: estimate}
+
+To add a curve, add a row to CURVES.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
@@ -18,21 +21,6 @@ from probe.analysis.verdict.trained_arms import TrainedArm, arms_of
 from probe.records.records import StepRecord
 from probe.report.inputs import Report
 from probe.settings.words import ALL
-
-Curve = Mapping[int, Estimate]  # by optimizer step
-
-
-# {field: (title, unit, value of a step)}
-IN_TRAINING: Mapping[str, tuple[str, str, Callable[[StepRecord], float | bool | None]]] = {
-    "solve": ("Solve rate in training", "share of the sampled rollouts", lambda step: step.solve),
-    "entropy": ("Entropy of the policy", "nats a sampled token", lambda step: step.entropy),
-    "loss": ("Loss whose gradient is taken, before projection", "loss (nats a token)", lambda step: step.loss),
-    "abs-advantage": (
-        "Mean |A| after credit and cap",
-        "|A|, mean over completion tokens",
-        lambda step: step.advantage["advantage/abs_mean"],
-    ),
-}
 
 
 def trained_arms(report: Report) -> list[TrainedArm]:
@@ -70,18 +58,54 @@ def rate_at(arm: TrainedArm, metric: str, step: int) -> Estimate | None:
     return replace(found, interval=Interval(low=max(found.low, 0.0), high=found.high))
 
 
-def curve(arm: TrainedArm, metric: str) -> Curve:
+def _held_out(metric: str, arm: TrainedArm) -> dict[int, Estimate]:
     """Return a held-out rate at every common step."""
     return {step: found for step in steps_of(arm) if (found := rate_at(arm, metric, step)) is not None}
 
 
-def in_training(arm: TrainedArm, field: str) -> Curve:
-    """Return the mean over seeds of a row of IN_TRAINING, at the steps with a value for every seed."""
+def _in_training(value_of: Callable[[StepRecord], Any], arm: TrainedArm) -> dict[int, Estimate]:
+    """Return the mean over seeds of a value of the step records, at the steps with a value for every seed."""
     values: dict[int, list[float]] = {}
     for run in arm.runs:
         for step in run.steps:
-            value = IN_TRAINING[field][2](step)
-            if value is not None:
+            if (value := value_of(step)) is not None:
                 values.setdefault(step.step, []).append(float(value))
-    whole = {step: of for step, of in sorted(values.items()) if len(of) == len(arm.runs)}
-    return {step: Estimate(name=field, value=fmean(of)) for step, of in whole.items()}
+    return {
+        step: Estimate(name="", value=fmean(found))
+        for step, found in sorted(values.items())
+        if len(found) == len(arm.runs)
+    }
+
+
+class Curve(NamedTuple):
+    """A quantity over the steps of a training."""
+
+    title: str
+    unit: str
+    of: Callable[[TrainedArm], Mapping[int, Estimate]]
+    is_rate: bool = False  # a share of held-out rollouts, with intervals
+
+
+RATES = {
+    "hack": "Hack rate: exploit present, correct or not",
+    "solve": "Solve rate: every hidden answer is right",
+    "exploit": "Exploit rate: paid without being right",
+}
+# {name of the figure: its curve}
+CURVES: Mapping[str, Curve] = {
+    f"learning-{metric}": Curve(title, f"{metric} rate, held out", partial(_held_out, metric), is_rate=True)
+    for metric, title in RATES.items()
+} | {
+    f"training-{name}": Curve(title, unit, partial(_in_training, value_of))
+    for name, title, unit, value_of in (
+        ("solve", "Solve rate in training", "share of the sampled rollouts", lambda step: step.solve),
+        ("entropy", "Entropy of the policy", "nats a sampled token", lambda step: step.entropy),
+        ("loss", "Loss whose gradient is taken, before projection", "loss (nats a token)", lambda step: step.loss),
+        (
+            "abs-advantage",
+            "Mean |A| after credit and cap",
+            "|A|, mean over completion tokens",
+            lambda step: step.advantage["advantage/abs_mean"],
+        ),
+    )
+}

@@ -13,7 +13,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
 from probe.report.drawing import COLORS, HACK, INK, drawn
 from probe.report.run_figures import FIGURES, MARKS, distribution, family, forest, layer_and_kind, module_map
-from probe.report.training_figures import FIGURES as OF_TRAINING
+from probe.report.training_figures import figures_of_training
 from probe.report.trainings import trained_arms
 
 
@@ -31,8 +31,7 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
         report_of(*trained, maker(name="f-p", arms=("projected",), trains=True, rates=[0.2, 0.3]))
     )
     figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(analysis)]
-    figures += [drawn(name, draw, treatments, *what) for name, draw, what in OF_TRAINING]
-    found = [figure for figure in figures if figure is not None]
+    found = [figure for figure in (*figures, *figures_of_training(treatments)) if figure is not None]
     assert len(found) >= 9
     for figure in found:
         (axes,) = figure.canvas.axes
