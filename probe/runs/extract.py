@@ -57,8 +57,7 @@ def extract(
         InputError: no such model, faulty pairs (all are listed), or fewer pairs than directions.
     """
     out = Path(out)
-    source = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
-    given = {"intervention.extraction.pairs": source, "intervention.extraction.k": k}
+    given = {"intervention.extraction.pairs": store_rows(pairs, out / "pairs"), "intervention.extraction.k": k}
     if isinstance(model, str | Path):
         return extracted(configure("replay", options={**settings, **given, "model.name": str(model)}), basis, out, say)
     return extracted(configure("replay", options={**settings, **given}), basis, out, say, as_policy(model, tokenizer))
