@@ -10,7 +10,7 @@ from probe.cli._frame import Table, Text, command, name_option, one_of
 from probe.cli._settings import verb
 from probe.cli.analyze import analyses_of, analysis_options, spec_among
 from probe.records.run import read_run, resolve_run
-from probe.records.tables import TableName, frame_of
+from probe.records.tables import TableName
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
 
@@ -71,18 +71,17 @@ def _tables(runs: Sequence[Path], kind: str, out: Path) -> Text:
     for run in runs:
         stored = read_run(run)
         for name in get_args(TableName):
-            table = stored.table(name)
+            frame = stored.to_polars(name)
             # A replay has no evaluations, and so no such file.
-            if not table[1]:
+            if frame.is_empty():
                 continue
             # Written to memory first, for `write_atomic`.
             content = io.BytesIO()
-            frame = frame_of(table)
             write = frame.write_parquet if kind == "parquet" else frame.write_csv
             write(content)
             path = out / "exports" / run.resolve().name / f"{name}.{kind}"
             write_atomic(path, content.getvalue())
-            rows.append({"run": str(run), "path": str(path), "rows": len(table[1]), "columns": len(table[0])})
+            rows.append({"run": str(run), "path": str(path), "rows": frame.height, "columns": frame.width})
     yield Table(("file", "rows", "columns"), [[*row.values()][1:] for row in rows])
     return {"files": rows}
 

@@ -12,17 +12,27 @@ file.
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from replay_pools.base.files import append_jsonl, decode_jsonl, read_plain
+from probe.records.run import CONFIG_FILE, run_names
+from probe.settings.run import StepConfig, read_config
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import append_jsonl, decode_jsonl, read_json, read_plain
 from replay_pools.base.software import git_commit, is_edited, versions
+from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 
 TIMINGS_FILE = "timings.jsonl"
 GIB = 2**30
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+# The settings that affect the time of a step most; None in a run of the other verb.
+STEP_SIZE = (
+    *("verb", "model.name", "model.dtype", "rollouts.engine", "rollouts.prompts_per_step", "rollouts.group"),
+    *("rollouts.iterations", "rollouts.sampler.max_new_tokens", "source.replay_dirs", "source.per_pool"),
+)
 
 
 class Timings:
@@ -62,6 +72,23 @@ def peak_memory() -> int:
     import resource  # not on Windows
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def step_size(config: StepConfig) -> dict[str, Any]:
+    """Return the settings that affect the time of a step most."""
+    table = flat(asdict(config))
+    return {key: table.get(key) for key in STEP_SIZE}
+
+
+def runs_alike(config: StepConfig, out_dir: Path) -> list[Path]:
+    """Return the runs in `out_dir`/runs with the step size of these settings."""
+    size, alike = step_size(config), []
+    for name in run_names(out_dir / "runs"):
+        path = out_dir / "runs" / name / CONFIG_FILE
+        with suppress(InputError, KeyError):  # a damaged run must not stop the plan
+            if step_size(read_config(read_json(path)["settings"], path)) == size:
+                alike.append(path.parent)
+    return alike
 
 
 def mean_times(directories: Iterable[Path]) -> dict[str, Any] | None:

@@ -77,14 +77,10 @@ def sample_records(
     `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's values, repeated in each record.
     """
     keys, measures = [key for group in groups for key in group.keys], _measures(arm)
-    weighting, reasons = result.weightings[arm.measure.condition], []
-    for cos_nll, cos_contrib, advantage in zip(arm.cos_nll, arm.cos_contrib, weighting.advantages, strict=True):
-        reason = None
-        if bool(cos_nll.isnan()):
-            reason = NO_GRADIENT
-        elif bool(cos_contrib.isnan()):
-            reason = NO_ADVANTAGE if float(advantage) == 0 else ALL_CLIPPED
-        reasons.append(reason)
+    advantages = result.weightings[arm.measure.condition].advantages.tolist()
+    cos_nll, cos_contrib, haar_sd = (
+        [*map(nullable, values.tolist())] for values in (arm.cos_nll, arm.cos_contrib, arm.sample_haar_sd)
+    )
     return [
         SampleRecord(
             step=groups[0].step,
@@ -97,24 +93,32 @@ def sample_records(
             gt_pass=rollout.gt_pass,
             fmt_ok=rollout.fmt_ok,
             comp_len=rollout.num_sampled,
-            cos_S_contrib=nullable(float(arm.cos_contrib[i])),
+            cos_S_contrib=cos_contrib[i],
             grad_norm_contrib=float(arm.contribution_norms[i]),
             mean_cos_in=measures["mean_cos_in"],
             mean_cos_out=measures["mean_cos_out"],
             frac_fired=measures["frac_fired"],
             arm=arm.measure.arm.name,
-            advantage=float(weighting.advantages[i]),
-            cos_S_nll=nullable(float(arm.cos_nll[i])),
+            advantage=advantages[i],
+            cos_S_nll=cos_nll[i],
             problem_id=rollout.problem_id,
             prompt_sha=rollout.prompt_sha,
-            null_reason=reasons[i],
+            null_reason=_why_null(cos_nll[i], cos_contrib[i], advantages[i]),
             hint=rollout.hint,
-            haar_sd=nullable(float(arm.sample_haar_sd[i])),
+            haar_sd=haar_sd[i],
             nll=float(result.nll[i]),
             condition=arm.measure.condition,
         )
         for i, (key, rollout) in enumerate(zip(keys, rollouts, strict=True))
     ]
+
+
+def _why_null(cos_nll: float | None, cos_contrib: float | None, advantage: float) -> str | None:
+    if cos_nll is None:
+        return NO_GRADIENT
+    if cos_contrib is not None:
+        return None
+    return NO_ADVANTAGE if advantage == 0 else ALL_CLIPPED
 
 
 def step_record(

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.lookahead import PLAIN, Looked
-from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_lookahead
+from probe.records.records import LookaheadRecord
+from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_records
 from probe.runs.assemble import assemble
 from probe.runs.directions import ArmDirections
 from probe.runs.lookahead import Lookahead, write_lookahead
@@ -72,7 +73,9 @@ def look_at_remedies(
             found |= _look(configs[PLAIN], missing, folders, out_dir, say)
     for name, folder in folders.items():
         if name not in found:
-            found[name] = Looked(read_lookahead(folder), read_json(folder / SECONDS_FILE)["steps"])
+            found[name] = Looked(
+                read_records(LookaheadRecord, folder / LOOKAHEAD_FILE), read_json(folder / SECONDS_FILE)["steps"]
+            )
     return found
 
 
