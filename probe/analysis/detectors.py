@@ -255,17 +255,12 @@ def training_rows(material: Material, usable: NDArray[np.bool_] | None = None) -
 
 
 def _column(rollouts: Sequence[Rollout], columns: Mapping[str, Sequence[Any]], argument: str) -> Array:
-    """Read a column of the log, else a detector of the grade, else a field of the rollout."""
-    of_grades = {name for rollout in rollouts for name in rollout.grade.detectors}
-    if argument in columns:
-        values = columns[argument]
-    elif argument in of_grades:
-        values = [rollout.grade.detectors.get(argument) for rollout in rollouts]
-    else:
-        values = [getattr(rollout, argument, None) for rollout in rollouts]
-    numbers = np.array([*map(_verdict, values)])
+    """Read a column of the log, or a verdict that the pool stores with the grade."""
+    names = {name for rollout in rollouts for name in rollout.grade.detectors}
+    known = {name: [rollout.grade.detectors.get(name) for rollout in rollouts] for name in names} | {**columns}
+    numbers = np.array([*map(_verdict, known.get(argument, ()))])
     if np.isnan(numbers).all():
-        raise NotMeasured(f"no column of numbers; columns: {', '.join(sorted({*columns, *of_grades})) or 'none'}")
+        raise NotMeasured(f"no column of numbers; columns: {', '.join(sorted(known)) or 'none'}")
     return numbers
 
 

@@ -81,7 +81,6 @@ FORMULAS = [
     ("text:run_t.sts$", [1, 0, 0, 0]),
     ("column:judge", [1, 0.25, np.nan, np.nan]),
     ("column:text", [1, 0.25, 0, np.nan]),
-    ("column:sample_id", [0, 1, 0, 1]),
     ("label", [1, 0, np.nan, 0]),
     ("label:0", [0, 1, np.nan, 1]),
     # Squared distance to the clean centroid (.05, .95) minus that to the hacks' (.95, .05).
