@@ -46,7 +46,6 @@ class Maker:
         num_steps: int = 6,
         null: bool = False,  # no step has reward variance
         tokens: bool = True,
-        length: int = 0,  # characters that every completion has beside its hostile text
         trains: bool = False,
         seed: int = 0,
         lr: float = 0.5,  # of a training
@@ -58,7 +57,7 @@ class Maker:
             return directory
         group = [("rollouts", *row[1:]) for row in GROUP] if trains else GROUP
         place = directory if trains else self.out / f"pools-{name}"
-        rollouts = self._pools(place, group, num_steps, length)
+        rollouts = self._pools(place, group, num_steps)
         options = {"seed": seed, "intervention.arms": arms, "optimizer.lr": lr * trains}
         settings = asdict(configure("train" if trains else "replay", options=options))
         pools = {} if trains else {"pools": [open_pool(place / pool).identity() for pool in ("teacher", "base")]}
@@ -99,7 +98,7 @@ class Maker:
         return directory
 
     def _pools(
-        self, place: Path, group: Sequence[tuple[str, bool, bool]], num_steps: int, length: int
+        self, place: Path, group: Sequence[tuple[str, bool, bool]], num_steps: int
     ) -> dict[tuple[str, int, int], Rollout]:
         """Write the pools of the group, with hostile texts: {(pool, step, sample): rollout}."""
         found: dict[tuple[str, int, int], Rollout] = {}
@@ -108,7 +107,7 @@ class Maker:
             for step in range(num_steps):
                 for i, (hacked, gt_pass) in enumerate(own):
                     text = "def run_tests():\n" if hacked else "return n\n"
-                    text += HOSTILE[(step + i + len(name)) % len(HOSTILE)] + (f"x{step}.{i}" * length)[:length]
+                    text += HOSTILE[(step + i + len(name)) % len(HOSTILE)]
                     ids = list(range(len(text) + 1))
                     texts = {"completion": text, "completion_ids": ids, "comp_len": len(ids), "sampling_logprobs": None}
                     place_of = {"hint": name != "base", "problem_id": f"{PROBLEM}{step}"}

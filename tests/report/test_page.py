@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from probe.report import inputs
+from probe.report import inputs, viewer
 from probe.report.build import write_report
 from probe.report.inputs import Report
 from probe.report.page import typeset
-from probe.report.viewer import MOST_CHARACTERS, SHARE_UNIT
+from probe.report.rollouts import load_rollouts
+from probe.report.sections import rollouts
+from probe.report.viewer import SHARE_UNIT
 from replay_pools.base.terminal import visible
 from replay_pools.pool import open_pool
 
@@ -26,7 +28,7 @@ SECTIONS = {  # of the kinds that are not one replay
     "training": ["verdict", "training", "runs", "rollouts", "estimates", "provenance"],
 }
 VOID = {"meta", "br", "hr", "img", "input", "link", "wbr"}
-KINDS = ["plain", "nulls", "several", "training", "large"]
+KINDS = ["plain", "nulls", "several", "training"]
 
 
 class Document(HTMLParser):
@@ -83,7 +85,6 @@ def written(maker, report_of) -> Callable[[str], tuple[Written, Report]]:
         "nulls": [{"name": "nulls", "null": True}],
         "several": [{"name": "other", "arms": ("vanilla",), "tokens": False}, {"name": "moved", "num_steps": 1}],
         "training": trained,
-        "large": [{"name": "large", "num_steps": 24, "length": 30_000, "arms": ("vanilla",), "tokens": False}],
     }
 
     def make(kind: str) -> tuple[Written, Report]:
@@ -165,17 +166,15 @@ def test_a_report_is_the_same_bytes_again(written, maker) -> None:
     assert {path: path.read_bytes() for path in (again[0], *again[1])} == before
 
 
-def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
-    """Where not all fit, those with the largest cosines of every source and label are shown whole, and it is said."""
-    files, _ = written("large")
-    text = files[0].read_text(encoding="utf-8")
-    rows = Document(text).rows
-    lengths = [len(row["prompt"]["text"]) + len(row["turns"][0]["text"]) for row in rows]
-    assert MOST_CHARACTERS - 2 * max(lengths) < sum(lengths) < 1.1 * MOST_CHARACTERS
-    assert f"{len(rows)} of 96 rollouts" in text
-    labels = Counter((row["source"], row["label"]) for row in rows)
-    assert labels.keys() == {("teacher", "hacked"), ("base", "clean")}
-    assert abs(labels["teacher", "hacked"] - labels["base", "clean"]) <= 1
+def test_of_many_rollouts_those_to_read_first_are_shown(written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many of every source and label, and it is said."""
+    _, report = written("plain")
+    monkeypatch.setattr(viewer, "MOST_ROLLOUTS", 9)
+    section, anchors = rollouts([load_rollouts(report.analyses[0])])
+    labels = Counter((row["source"], row["label"]) for row in Document(section.html).rows)
+    assert labels == {("teacher", "hacked"): 5, ("base", "clean"): 4}
+    assert len(anchors) == 9
+    assert "9 of 24 rollouts" in section.html
 
 
 def test_the_page_opens_with_the_words_of_the_screen(written) -> None:
