@@ -88,7 +88,7 @@ class Direction(Directions):
                 raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
             save_pair_gradients(pairs_path(path), self.pairs)
             save_directions(path, self)
-            _write_card(path, self, self.pairs)
+            write_sealed(card_path(path), self._card(path, self.pairs))
         return path
 
     @classmethod
@@ -103,6 +103,29 @@ class Direction(Directions):
         pairs = load_pair_gradients(pairs_path(path)) if pairs_path(path).is_file() else None
         return cls.of(load_directions(path), pairs=pairs, adapted=card.get("adapted"))
 
+    def _card(self, path: Path, pairs: PairGradients) -> dict[str, Any]:
+        """Return the card of the direction file `path`."""
+        metadata, used = self.metadata, np.flatnonzero(~pairs.held_out.numpy())
+        return {
+            "schema": CARD_SCHEMA,
+            "file": path.name,
+            "sha256": file_sha256(path),
+            "basis": metadata["fingerprint"]["basis"],
+            "pairs": metadata["pairs"],
+            "pairs_sha256": metadata["pairs_sha256"],
+            "num_pairs": metadata["num_pairs"],
+            "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
+            "num_modules": len(self.vectors),
+            "adapted": self.adapted,
+            "num_directions": self.num_directions(),
+            "num_empty_modules": sum(not len(vectors) for vectors in self.vectors.values()),
+            "settings": {name: metadata[name] for name in SETTINGS},
+            "held_out": self.held_out(),
+            "fingerprint": metadata["fingerprint"],
+            "chat_template_sha256": metadata["chat_template_sha256"],
+            "tokenizer_sha256": metadata["tokenizer_sha256"],
+        }
+
     def held_out(self) -> dict[str, Any]:
         """Test if the sign transfers to held-out pairs: the share with a positive cosine, against chance.
 
@@ -110,7 +133,24 @@ class Direction(Directions):
             `num_pairs` with a cosine, `accuracy`, its exact 95% interval `ci95`, `mean_cos`, and the one-sided binomial
             `p`; None if no pair has a cosine. {} without pairs.
         """
-        return {} if self.pairs is None else _held_out(self, self.pairs)
+        if (pairs := self.pairs) is None:
+            return {}
+        gram = PairGram(  # as in a run's `gram/pairs.safetensors`
+            modules=tuple(pairs.hack),
+            sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
+            pairs=pair_products(pairs).numpy(),
+            held_out=pairs.held_out.numpy(),
+            **extraction_settings(pairs, self),
+        )
+        if (found := sign_transfer(gram)) is None:
+            return {"num_pairs": 0} | dict.fromkeys(("accuracy", "ci95", "mean_cos", "p"))
+        return {
+            "num_pairs": found.n,
+            "accuracy": found.value,
+            "ci95": [found.low, found.high],
+            "mean_cos": found.parts["mean_cos"],
+            "p": float(stats.binom.sf(found.parts["num_right"] - 1, found.n, 0.5)),
+        }
 
     def __repr__(self) -> str:
         """Return one line, because vectors have thousands of numbers."""
@@ -129,49 +169,3 @@ class Direction(Directions):
 def _identity(directions: Directions) -> dict[str, Any]:
     """Return all metadata of directions except the model's name, which may be a path."""
     return directions.metadata | {"fingerprint": comparable(directions.metadata["fingerprint"])}
-
-
-def _write_card(path: Path, directions: Direction, pairs: PairGradients) -> None:
-    """Write the card of the direction file `path` next to it."""
-    metadata = directions.metadata
-    used = [i for i, held_out in enumerate(pairs.held_out.tolist()) if not held_out]
-    card = {
-        "schema": CARD_SCHEMA,
-        "file": path.name,
-        "sha256": file_sha256(path),
-        "basis": metadata["fingerprint"]["basis"],
-        "pairs": metadata["pairs"],
-        "pairs_sha256": metadata["pairs_sha256"],
-        "num_pairs": metadata["num_pairs"],
-        "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
-        "num_modules": len(directions.vectors),
-        "adapted": directions.adapted,
-        "num_directions": directions.num_directions(),
-        "num_empty_modules": sum(not len(vectors) for vectors in directions.vectors.values()),
-        "settings": {name: metadata[name] for name in SETTINGS},
-        "held_out": _held_out(directions, pairs),
-        "fingerprint": metadata["fingerprint"],
-        "chat_template_sha256": metadata["chat_template_sha256"],
-        "tokenizer_sha256": metadata["tokenizer_sha256"],
-    }
-    write_sealed(card_path(path), card)
-
-
-def _held_out(directions: Directions, pairs: PairGradients) -> dict[str, Any]:
-    gram = PairGram(  # as in a run's `gram/pairs.safetensors`
-        modules=tuple(pairs.hack),
-        sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
-        pairs=pair_products(pairs).numpy(),
-        held_out=pairs.held_out.numpy(),
-        **extraction_settings(pairs, directions),
-    )
-    found = sign_transfer(gram)
-    if found is None:
-        return {"num_pairs": 0, "accuracy": None, "ci95": None, "mean_cos": None, "p": None}
-    return {
-        "num_pairs": found.n,
-        "accuracy": found.value,
-        "ci95": [found.low, found.high],
-        "mean_cos": found.parts["mean_cos"],
-        "p": float(stats.binom.sf(found.parts["num_right"] - 1, found.n, 0.5)),
-    }
