@@ -42,11 +42,10 @@ def contents(report: Report) -> list[Section]:
     loaded = [load_rollouts(firsts[path]) for path in dict.fromkeys(analysis.given.path for analysis in report.drawn)]
     arms = arm_verdicts(report)
     trained = training(report, arms)
-    viewer, anchors = rollouts(loaded)
     # In a training, the curves are the evidence.
-    pushes = evidence(loaded[0][1], anchors) if len(report.analyses) == 1 and trained is None else None
+    pushes = evidence(loaded[0][1]) if len(report.analyses) == 1 and trained is None else None
     first = [verdict(report, arms, pushes), *([] if trained is None else [trained]), *compared(report)]
-    return [*first, viewer, estimates(report), provenance(report)]
+    return [*first, rollouts(loaded), estimates(report), provenance(report)]
 
 
 def summary(report: Report) -> str:

@@ -97,29 +97,28 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
     return section("Training", lead, "figures.html", figures, runs={"": (figures, tables)})
 
 
-def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> tuple[Section, set[str]]:
-    """Return the viewer of rollouts, and the anchors of the rollouts shown."""
-    data, anchors, largest_share = viewer_data(rollouts_by_run)
+def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> Section:
+    """Return the viewer of rollouts."""
+    data, num_shown, largest_share = viewer_data(rollouts_by_run)
     found = [one for _, shown, _ in rollouts_by_run for one in shown]
     num_coloured = sum(one.tokens is not None for one in found)
     cautions = [sentence for *_, missing in rollouts_by_run for sentence in missing]
-    if anchors and len(anchors) < len(found):
-        words = f"The page has {len(anchors)} of {len(found)} rollouts: of each source and label, those with"
+    if 0 < num_shown < len(found):
+        words = f"The page has {num_shown} of {len(found)} rollouts: of each source and label, those with"
         cautions.append(f"{words} coloured tokens and the largest cosines. probe show prints the others.")
     known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in found) else [])]
-    of_rollouts = section(
+    return section(
         "Rollouts",
         "The number of a row is the cosine of the rollout's part of the update with v_hack.",
         "rollouts.html",
         cautions=cautions,
-        data=data if anchors else "",
+        data=data if num_shown else "",
         largest_share=largest_share,
         labels={"": "all", **{name: name for name in known}},
         sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in found},
         runs={"": "every run"} | {str(i): name for i, (name, *_) in enumerate(rollouts_by_run)},
         orders=(COLOURED if 0 < num_coloured < len(found) else {}) | ORDERS,
     )
-    return of_rollouts, anchors
 
 
 def estimates(report: Report) -> Section:
