@@ -25,6 +25,8 @@ NO_ADVANTAGE = "advantage is 0"
 ALL_CLIPPED = "every token is clipped"
 NO_GRADIENT = "gradient is 0"
 NO_VARIANCE = "no reward variance in the group"
+REPEATED = ("mean_cos_in", "mean_cos_out", "frac_fired")  # fields of a sample's record with the step's value
+OF_ROLLOUT = ("reward", "hacked", "gt_pass", "fmt_ok", "problem_id", "prompt_sha", "hint")  # with the rollout's
 HALF_A_CHARACTER = "\ufffd"  # decoders write this for an incomplete character
 
 
@@ -72,11 +74,9 @@ class Pieces:
 def sample_records(
     groups: Sequence[Group], rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult
 ) -> list[SampleRecord]:
-    """Return one record for each rollout of the step, group after group, under the loss variant and arm of `arm`.
-
-    `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's values, repeated in each record.
-    """
-    keys, measures = [key for group in groups for key in group.keys], _measures(arm)
+    """Return one record for each rollout of the step, group after group, under the loss variant and arm of `arm`."""
+    keys = [key for group in groups for key in group.keys]
+    repeated = {name: value for name, value in _measures(arm).items() if name in REPEATED}
     advantages = result.weightings[arm.measure.condition].advantages.tolist()
     cos_nll, cos_contrib, haar_sd = (
         [*map(nullable, values.tolist())] for values in (arm.cos_nll, arm.cos_contrib, arm.sample_haar_sd)
@@ -88,26 +88,18 @@ def sample_records(
             src_pool=key.pool,
             src_step=key.step,
             src_sample=key.sample_id,
-            reward=rollout.reward,
-            hacked=rollout.hacked,
-            gt_pass=rollout.gt_pass,
-            fmt_ok=rollout.fmt_ok,
             comp_len=rollout.num_sampled,
             cos_S_contrib=cos_contrib[i],
             grad_norm_contrib=float(arm.contribution_norms[i]),
-            mean_cos_in=measures["mean_cos_in"],
-            mean_cos_out=measures["mean_cos_out"],
-            frac_fired=measures["frac_fired"],
             arm=arm.measure.arm.name,
             advantage=advantages[i],
             cos_S_nll=cos_nll[i],
-            problem_id=rollout.problem_id,
-            prompt_sha=rollout.prompt_sha,
             null_reason=_why_null(cos_nll[i], cos_contrib[i], advantages[i]),
-            hint=rollout.hint,
             haar_sd=haar_sd[i],
             nll=float(result.nll[i]),
             condition=arm.measure.condition,
+            **repeated,
+            **{name: getattr(rollout, name) for name in OF_ROLLOUT},
         )
         for i, (key, rollout) in enumerate(zip(keys, rollouts, strict=True))
     ]

@@ -12,7 +12,7 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
 from probe.report.drawing import COLORS, HACK, INK, drawn
-from probe.report.run_figures import FIGURES, MARKS, distribution, family, forest, layer_and_kind, module_map
+from probe.report.run_figures import FIGURES, MARKS, Row, distribution, family, forest, layer_and_kind, module_map
 from probe.report.training_figures import figures_of_training
 from probe.report.trainings import trained_arms
 
@@ -49,7 +49,7 @@ def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
     rows = []
     for i, v in enumerate(values):
         row = Estimate(name="x", value=v, interval=Interval(low=v - 0.1, high=v + 0.1) if v else None)
-        rows.append((f"row {i}", "", row, None, None))
+        rows.append(Row(f"row {i}", "", row))
     axes = axes_of(lambda axes: forest(axes, rows, limits=(-0.25, 1.0)))
     marks = [
         (line.get_xdata()[0], line.get_ydata()[0], line.get_marker())
