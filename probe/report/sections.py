@@ -21,8 +21,7 @@ from probe.report.inputs import Report, label_of
 from probe.report.page import Section, section
 from probe.report.rollouts import RunRollouts
 from probe.report.run_figures import family, figures_of
-from probe.report.training_figures import MOST_NAMED, figures_of_training
-from probe.report.trainings import RATES, rates_of, trained_arms
+from probe.report.trainings import MOST_NAMED, RATES, figures_of_training, rates_of, trained_arms
 from probe.report.viewer import viewer_data
 
 MOST_ARMS = 6  # more arms are shown as counts of verdicts

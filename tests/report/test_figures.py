@@ -13,8 +13,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
 from probe.report.drawing import COLORS, HACK, INK, drawn
 from probe.report.run_figures import FIGURES, MARKS, Row, distribution, family, forest, layer_and_kind, module_map
-from probe.report.training_figures import figures_of_training
-from probe.report.trainings import trained_arms
+from probe.report.trainings import figures_of_training, trained_arms
 
 
 @pytest.fixture(scope="module")

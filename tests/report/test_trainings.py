@@ -12,8 +12,7 @@ from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.records.run import Run
 from probe.report.drawing import drawn
-from probe.report.training_figures import MOST_NAMED, curves, pareto
-from probe.report.trainings import rate_at, rates_of, steps_of, trained_arms
+from probe.report.trainings import MOST_NAMED, curves, pareto, rate_at, rates_of, steps_of, trained_arms
 from probe.settings.presets import configure
 
 HACKS = "learning-hack"
