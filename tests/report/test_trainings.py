@@ -69,10 +69,8 @@ def test_a_rate_is_the_mean_of_the_seeds_with_its_interval() -> None:
 def test_curves_are_where_the_means_are() -> None:
     """A line a treatment with an interval at every evaluation; beyond the colours, thin lines without."""
     axes = axes_of(curves, [treatment("vanilla", (0.0, 0.5), (0.5, 1.0)), treatment("gated", (0.25, 0.25))], HACKS)
-    assert {name: [y for _, y in points] for name, points in series(axes).items()} == {
-        "vanilla": [0.25, 0.75],
-        "gated": [0.25, 0.25],
-    }
+    values = {name: [y for _, y in points] for name, points in series(axes).items()}
+    assert values == {"vanilla": [0.25, 0.75], "gated": [0.25, 0.25]}
     assert len(intervals(axes)) == 4
     assert "held out" in axes.get_ylabel()
     many = axes_of(curves, [treatment(f"t{i}", (0.0, 0.1 * i), (0.0, 0.1 * i)) for i in range(MOST_NAMED + 3)], HACKS)
@@ -103,15 +101,12 @@ def test_curves_of_the_steps_are_means_over_the_seeds_that_all_have_them() -> No
 
 def test_the_pareto_figure_has_a_mark_a_treatment_and_the_start() -> None:
     """Hack along x and solve along y, each treatment by name, the start a cross; one treatment is no comparison."""
-    axes = axes_of(
-        pareto,
-        [
-            treatment("vanilla", (0.0, 0.75), (0.0, 0.75), solve=0.5),
-            treatment("gated", (0.0, 0.25), (0.0, 0.25), solve=0.625),
-            treatment("closed", (0.0, 0.0), solve=0.75),
-        ],
-    )
-    assert series(axes) == {
+    arms = [
+        treatment("vanilla", (0.0, 0.75), (0.0, 0.75), solve=0.5),
+        treatment("gated", (0.0, 0.25), (0.0, 0.25), solve=0.625),
+        treatment("closed", (0.0, 0.0), solve=0.75),
+    ]
+    assert series(axes_of(pareto, arms)) == {
         "vanilla (baseline)": [(0.75, 0.5)],
         "gated": [(0.25, 0.625)],
         "closed": [(0.0, 0.75)],

@@ -35,16 +35,9 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     write_pairs(out / "pairs" / "ahead.jsonl", [*pairs[:4], *pairs[-2:]])
     command = ["replay", *quick, "--pairs", str(out / "pairs" / "ahead.jsonl"), "--steps", "2", "--lookahead", "2"]
     command += ["--out", str(out)]
-    for name, overshoot in (("idle", "0"), ("acts", "1")):
-        changed = [
-            "--arm",
-            "vanilla,projected",
-            "--set",
-            f"intervention.projection.overshoot={overshoot}",
-            "--name",
-            name,
-        ]
-        assert run(cli, [*command, *changed]) == 0
+    for name, overshoot in (("idle", 0), ("acts", 1)):
+        changed = ["--arm", "vanilla,projected", "--set", f"intervention.projection.overshoot={overshoot}"]
+        assert run(cli, [*command, *changed, "--name", name]) == 0
     idle, acts = (read_run(out / "runs" / name) for name in ("idle", "acts"))
     of_arm = {
         arm: {(row.measure, row.prompt): row.value for row in idle.lookahead if row.arm == arm}
