@@ -72,7 +72,12 @@ def read_pair_file(
 
 
 def store_rows(rows: Any, folder: Path) -> str:
-    """Write rows (dicts, a DataFrame or a data set) to a file of `folder` named by their hash; return its path."""
+    """Write rows (dicts, a DataFrame or a data set) to a file of `folder` named by their hash; return its path.
+
+    A path, or the name of bundled pairs, is returned as it is.
+    """
+    if isinstance(rows, str | Path):
+        return str(rows)
     content = encode_jsonl(row.fields for row in read_rows(rows))
     path = folder / f"given-{sha256(content)[:12]}.jsonl"
     write_atomic(path, content)

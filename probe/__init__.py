@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from probe.records.run import read_run as read_run
     from probe.runs.check import check as check
     from probe.runs.detect import detect as detect
-    from probe.runs.direction_files import Direction as Direction
+    from probe.runs.extract import Direction as Direction
     from probe.runs.extract import extract as extract
     from probe.runs.policies import load as load
     from probe.runs.replay import replay as replay
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # What `import probe` offers, {name: room}; each is imported when it is first asked for, so that torch stays out until
 # then. No __all__: with one, help(probe) would import everything and print every docstring in full.
 _PLACES = {
-    "Direction": "probe.runs.direction_files",
+    "Direction": "probe.runs.extract",
     "analyze": "probe.analysis.analyze",
     "attach": "probe.integrations.hook",
     "check": "probe.runs.check",

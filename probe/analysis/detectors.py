@@ -3,8 +3,9 @@
     material = Material(rollouts=..., labels=..., similarities=..., ...)        measured once, by `probe.runs.material`
     found = score_all(material, ["similarity", "logratio", "text:sys\\.exit"])  {name: Scores}
 
-A detector is one row: its name, the fields of `Material` that it needs, and a function of these fields. A field that
-was not measured is None, and `Material.missing` says why; so does the score then. To add a detector, add a row.
+A detector is one row: its name, and a function whose parameters are the fields of `Material` that it needs (`material`:
+all of it; `argument`: what follows the name and a colon). It returns (n,), or raises `NotMeasured`. A field that was
+not measured is None, and `Material.missing` says why; so does the score then. To add a detector, add a row.
 
     similarity   mean cosine of g with the pairs' hack gradients minus that with their clean gradients (as LESS)
     influence    minus the mean cosine of g with the pairs' clean gradients (as I-PPO, arXiv 2604.01597)
@@ -18,10 +19,11 @@ g is the gradient of a rollout's summed NLL. Shapes: n rollouts, m pairs (sides:
 s dimensions of a fingerprint.
 """
 
+import inspect
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -42,8 +44,14 @@ FOLDS = 10  # of prompts, in which the probe is cross-fitted
 SAME_WEIGHTS = 0.05
 SAME_SCORES = 1e-4  # the same between two scores of our own, which differ by float32's rounding alone
 GRADIENT_FIELDS = ("cosines", "similarities", "fingerprints")  # fields of Material that need a backward
+# All fields of Material that are measured, (n, ...) each; `cosines` is a mapping to such arrays.
+ARRAYS = ("logprobs", "sampled", "reference", "states", "similarities", "fingerprints")
 TOO_FEW = "too few prompts with a label of each kind to learn from"
 LABELLED = "needs labels (--map hacked=COLUMN, or --labels without --label)"
+
+
+class NotMeasured(Exception):  # noqa: N818 (no error: the detector says why it has no scores)
+    """The reason why a detector has no number for any rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +91,6 @@ class Material:
     missing: Mapping[str, str] = field(default_factory=dict)  # {field: why it is None}
 
     @property
-    def itself(self) -> "Material":
-        """The material, as a need of detectors that learn from it."""
-        return self
-
-    @property
     def prompts(self) -> list[str]:
         """(n,) the prompt of each rollout, the unit of all intervals."""
         return [rollout.problem_id for rollout in self.rollouts]
@@ -101,34 +104,23 @@ class Scores:
     why: str = ""
 
 
-# (fields of Material in `needs`, then the argument if there may be one) -> (n,), or why there is none
-Score = Callable[..., "Array | str"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Detector:
     """One row of the table."""
 
     name: str
-    needs: tuple[str, ...] = ()  # fields of Material
-    score: Score
-    argument: str = ""  # what follows the name and a colon, a key of ARGUMENTS; "" = nothing may
-    gaps: str = ""  # why single rollouts have no number
+    score: Callable[..., Array]
+    argument: str = ""  # what follows the name and a colon, a key of ARGUMENTS
+    gaps: str = "a gradient of 0"  # why single rollouts have no number
     is_verdict: bool = False  # 1 = flagged, 0 = not: needs no threshold
 
-
-def _label(labels: Array, rollouts: Sequence[Rollout], pools: Sequence[str], seed: int, argument: str) -> Array:
-    """Read each label correctly with a probability; a lower accuracy misreads the same rollouts and more."""
-    places = [f"{pool}/{place_of(one)}" for pool, one in zip(pools or [""] * len(rollouts), rollouts, strict=True)]
-    return np.where([misreads(place, seed, float(argument or 1)) for place in places], 1 - labels, labels)
-
-
-def misreads(place: str, seed: int, accuracy: float) -> bool:
-    """Return True if a monitor of this accuracy misreads the label of the rollout POOL/STEP/SAMPLE."""
-    return random.Random(f"monitor/{seed}/{place}").random() >= accuracy
+    @property
+    def needs(self) -> list[str]:
+        """Fields of Material, and `material` and `argument`."""
+        return list(inspect.signature(self.score).parameters)
 
 
-def _along(kind: str) -> Score:
+def _along(kind: str) -> Callable[..., Array]:
     return lambda pairs, cosines: cosines[kind]
 
 
@@ -141,9 +133,11 @@ def _influence(pairs: PairMaterial, similarities: Array) -> Array:
     return -similarities[:, 1][:, pairs.used].mean(-1)
 
 
-def _logratio(reference: Array, sampled: Array) -> Array | str:
+def _logratio(reference: Array, sampled: Array) -> Array:
     ratio = sampled - reference
-    return "the weights that sampled are the reference weights" if np.abs(ratio).mean() < SAME_SCORES else ratio
+    if np.abs(ratio).mean() < SAME_SCORES:
+        raise NotMeasured("the weights that sampled are the reference weights")
+    return ratio
 
 
 def _activation(pairs: PairMaterial, states: Array, rollouts: Sequence[Rollout]) -> Array:
@@ -162,13 +156,14 @@ def project_states(states: Array, pairs: PairMaterial, used: NDArray[np.intp]) -
     return (states * (difference / np.where(norms > 0, norms, 1.0))).sum(-1).mean(-1)
 
 
-def _fingerprint(x: Array, material: Material) -> Array | str:
+def _fingerprint(fingerprints: Array, material: Material) -> Array:
     """Score by squared distances to two centroids, which orders rollouts as GRIFT's softmax does."""
-    clusters = two_means(x[~np.isnan(x).any(1)], material.seed)
+    clusters = two_means(fingerprints[~np.isnan(fingerprints).any(1)], material.seed)
     if clusters is None:
-        return "all fingerprints are equal"
+        raise NotMeasured("all fingerprints are equal")
     first, second = clusters
-    score = np.square(x - second).sum(1) - np.square(x - first).sum(1)  # higher: nearer to the first
+    # Higher: nearer to the first.
+    score = np.square(fingerprints - second).sum(1) - np.square(fingerprints - first).sum(1)
     return _side_of_hacks(material, score, second - first) * score
 
 
@@ -181,96 +176,92 @@ def _side_of_hacks(material: Material, score: Array, apart: Array) -> Array | fl
     if pairs is not None and pairs.fingerprints is not None:
         difference = np.nanmean((pairs.fingerprints[0] - pairs.fingerprints[1])[pairs.used], axis=0)
         return float(-np.sign(difference @ apart))
-    if material.labels is not None and not isinstance(rows := training_rows(material, known), str):
-        sides = np.zeros(len(score))
-        for learned, scored in folds(material, rows):
-            hacked = material.labels[learned] == 1
-            if hacked.all() or not hacked.any():
-                break
-            sides[scored] = np.sign(score[learned][hacked].mean() - score[learned][~hacked].mean())
-        else:
-            return sides
+    if material.labels is not None:
+        try:
+            return _cross_fitted(
+                material,
+                known,
+                lambda rows, hacked, scored: np.sign(score[rows[hacked]].mean() - score[rows[~hacked]].mean()),
+            )
+        except NotMeasured:
+            pass
     if material.sampled is not None and material.reference is not None:
         ratio = (material.sampled - material.reference)[known]
         return float(np.sign((score[known] - score[known].mean()) @ ratio))
     return 1.0 if (score[known] > 0).mean() <= 0.5 else -1.0
 
 
-def _probe(labels: Array, material: Material, argument: str) -> Array | str:
-    """Fit on hidden states, or on fingerprints."""
-    of = "fingerprints" if argument else "states"
-    if (features := getattr(material, of)) is None:
-        return material.missing.get(of, "not measured")
+def _probe(features: Array, material: Material) -> Array:
     x = features.reshape(len(features), -1)
-    rows = training_rows(material, np.asarray(~np.isnan(x).any(1)))
-    if isinstance(rows, str):
-        return rows
+    usable = ~np.isnan(x).any(1)
     x = x - np.nanmean(x, axis=0)
     spread = np.nanstd(x, axis=0)
     x = x / np.where(spread > 0, spread, 1.0)
-    scores = np.zeros(len(x))
-    for learned, scored in folds(material, rows):
-        hacked = labels[learned] == 1
+    return _cross_fitted(material, usable, lambda rows, hacked, scored: logistic_scores(x[rows], hacked, x[scored]))
+
+
+def _cross_fitted(material: Material, usable: NDArray[np.bool_], fit: Callable[[Any, Any, Any], ArrayLike]) -> Array:
+    """Return (n,) scores, fitted for every fold of prompts on the training rows of the other prompts.
+
+    Args:
+        material: with labels.
+        usable: (n,) rows that may be learned from.
+        fit: maps rows to learn from, their labels (True: a hack) and (n,) the rows to score to the scores of these.
+    """
+    assert material.labels is not None
+    rows, fold = training_rows(material, usable), cluster_numbers(material.prompts) % FOLDS
+    scores = np.zeros(len(fold))
+    for number in np.unique(fold):
+        others = rows[fold[rows] != number]
+        hacked, scored = material.labels[others] == 1, fold == number
         if hacked.all() or not hacked.any():
-            return TOO_FEW
-        scores[scored] = logistic_scores(x[learned], hacked, x[scored])
+            raise NotMeasured(TOO_FEW)
+        scores[scored] = fit(others, hacked, scored)
     return scores
 
 
-def _words(labels: Array, material: Material) -> Array | str:
+def _words(labels: Array, material: Material) -> Array:
     rows = training_rows(material)
-    if isinstance(rows, str):
-        return rows
     ids = [rollout.completion_ids for rollout in material.rollouts]
     return bayes_scores(ids, (labels == 1).tolist(), material.prompts, rows.tolist())
 
 
-def folds(material: Material, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_]]]:
-    """Yield, for each fold of prompts, (the `rows` of other prompts, to learn from; (n,) the rows to score)."""
-    fold = cluster_numbers(material.prompts) % FOLDS
-    for number in np.unique(fold):
-        yield rows[fold[rows] != number], fold == number
-
-
-def training_rows(material: Material, usable: NDArray[np.bool_] | None = None) -> NDArray[np.intp] | str:
+def training_rows(material: Material, usable: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
     """Return the rows to learn from: at most `learned`, balanced between the labels, taking prompts in turn.
 
     Args:
         material: with labels.
         usable: (n,) rows that may be chosen; None: all.
+
+    Raises:
+        NotMeasured: a label is in fewer than two prompts.
     """
     assert material.labels is not None
     labels, prompts = material.labels, material.prompts
     known = np.flatnonzero(~np.isnan(labels) & (True if usable is None else usable))
     most = len(known) if material.learned is None else material.learned
-    rows_of: dict[bool, dict[Hashable, list[int]]] = {True: defaultdict(list), False: defaultdict(list)}
-    for row in known.tolist():
-        rows_of[bool(labels[row])][prompts[row]].append(row)
     chosen: list[int] = []
-    for side, by_prompt in rows_of.items():
-        turns = sorted((place, row) for rows in by_prompt.values() for place, row in enumerate(rows))
-        of_side = [row for _, row in turns[: most // 2 if side else most - most // 2]]
+    for side, size in ((1, most // 2), (0, most - most // 2)):
+        met: dict[str, int] = defaultdict(int)  # rows of each prompt so far
+        turns = []
+        for row in known[labels[known] == side].tolist():
+            turns.append((met[prompts[row]], row))
+            met[prompts[row]] += 1
+        of_side = [row for _, row in sorted(turns)[:size]]
         if len({prompts[row] for row in of_side}) < 2:
-            return TOO_FEW
+            raise NotMeasured(TOO_FEW)
         chosen += of_side
     return np.array(chosen, dtype=np.intp)
 
 
-def _text(rollouts: Sequence[Rollout], argument: str) -> Array:
-    return np.array([float(re.search(argument, rollout.written) is not None) for rollout in rollouts])
-
-
-def _column(rollouts: Sequence[Rollout], columns: Mapping[str, Sequence[Any]], argument: str) -> Array | str:
-    """Read a column of the log, else a detector of the grade, else a field of the rollout."""
-    known = sorted({*columns, *(name for rollout in rollouts for name in rollout.grade.detectors)})
-    if argument in columns:
-        values = columns[argument]
-    elif argument in known:
-        values = [rollout.grade.detectors.get(argument) for rollout in rollouts]
-    else:
-        values = [getattr(rollout, argument, None) for rollout in rollouts]
-    numbers = np.array([*map(_verdict, values)])
-    return f"no column of numbers; columns: {', '.join(known) or 'none'}" if np.isnan(numbers).all() else numbers
+def _column(rollouts: Sequence[Rollout], columns: Mapping[str, Sequence[Any]], argument: str) -> Array:
+    """Read a column of the log, or a verdict that the pool stores with the grade."""
+    names = {name for rollout in rollouts for name in rollout.grade.detectors}
+    known = {name: [rollout.grade.detectors.get(name) for rollout in rollouts] for name in names} | {**columns}
+    numbers = np.array([*map(_verdict, known.get(argument, ()))])
+    if np.isnan(numbers).all():
+        raise NotMeasured(f"no column of numbers; columns: {', '.join(sorted(known)) or 'none'}")
+    return numbers
 
 
 def _verdict(value: Any) -> float:
@@ -282,64 +273,48 @@ def _verdict(value: Any) -> float:
     return number if np.isfinite(number) else np.nan
 
 
-def _lengths(rollouts: Sequence[Rollout]) -> Array:
-    return np.array([float(rollout.num_sampled) for rollout in rollouts])
+def _text(rollouts: Sequence[Rollout], argument: str) -> Array:
+    return np.array([float(re.search(argument, rollout.written) is not None) for rollout in rollouts])
 
 
-def _accuracy(argument: str) -> float:
-    if not 0 <= (accuracy := float(argument)) <= 1:
-        raise ValueError("out of range")
-    return accuracy
+def _label(labels: Array, rollouts: Sequence[Rollout], pools: Sequence[str], seed: int, argument: str) -> Array:
+    """Read each label as a monitor of this accuracy does; a lower accuracy misreads the same rollouts and more."""
+    places = [f"{pool}/{place_of(one)}" for pool, one in zip(pools or [""] * len(rollouts), rollouts, strict=True)]
+    draws = np.array([random.Random(f"monitor/{seed}/{place}").random() for place in places])
+    return np.where(draws >= float(argument or 1), 1 - labels, labels)
 
 
-# {kind of argument: (what is expected, a check that raises a ValueError)}; in brackets, it may be missing
-ARGUMENTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "REGEX": ("a regular expression of Python", re.compile),
-    "NAME": ("the name of a column", str),
-    "[fingerprint]": ("probe or probe:fingerprint", ["fingerprint"].index),
-    "[ACCURACY]": ("an accuracy from 0 to 1", _accuracy),
-}
+def _is_accuracy(argument: str) -> None:
+    if not 0 <= float(argument or 1) <= 1:
+        raise ValueError("expected 0 to 1")
+
+
+# {kind of argument: a check that raises a ValueError}; one in brackets may be missing
+ARGUMENTS: Mapping[str, Callable[[str], Any]] = {"": str, "REGEX": re.compile, "NAME": str, "[ACCURACY]": _is_accuracy}
 # In the order in which one leads: the first that is measured and needs no label draws the list to read.
 DETECTORS: Mapping[str, Detector] = {
     row.name: row
     for row in (
-        Detector(name="similarity", needs=("pairs", "similarities"), score=_similarity),
-        Detector(name="influence", needs=("pairs", "similarities"), score=_influence),
-        Detector(name="cosine", needs=("pairs", "cosines"), score=_along("mean")),
-        Detector(name="cosine-unit", needs=("pairs", "cosines"), score=_along("unit")),
-        Detector(name="logratio", needs=("reference", "sampled"), score=_logratio),
-        Detector(
-            name="activation",
-            needs=("pairs", "states", "rollouts"),
-            score=_activation,
-            gaps="the only rewarded rollout of its prompt",
-        ),
-        Detector(name="fingerprint", needs=("fingerprints", "itself"), score=_fingerprint),
-        Detector(name="probe", needs=("labels", "itself"), score=_probe, argument="[fingerprint]"),
-        Detector(name="words", needs=("labels", "itself"), score=_words),
-        Detector(name="nll", needs=("logprobs",), score=np.negative),
-        Detector(name="length", needs=("rollouts",), score=_lengths),
-        Detector(name="text", needs=("rollouts",), score=_text, argument="REGEX", is_verdict=True),
-        Detector(
-            name="column",
-            needs=("rollouts", "columns"),
-            score=_column,
-            argument="NAME",
-            gaps="no number in that column",
-        ),
-        Detector(
-            name="label",
-            needs=("labels", "rollouts", "pools", "seed"),
-            score=_label,
-            argument="[ACCURACY]",
-            gaps="no label",
-            is_verdict=True,
-        ),
-        Detector(name="haar", needs=("pairs", "cosines"), score=_along("haar")),
-        Detector(name="shuffled", needs=("pairs", "cosines"), score=_along("shuffled")),
+        Detector("similarity", _similarity),
+        Detector("influence", _influence),
+        Detector("cosine", _along("mean")),
+        Detector("cosine-unit", _along("unit")),
+        Detector("logratio", _logratio),
+        Detector("activation", _activation, gaps="the only rewarded rollout of its prompt"),
+        Detector("fingerprint", _fingerprint),
+        Detector("probe", lambda labels, states, material: _probe(states, material)),
+        Detector("probe:fingerprint", lambda labels, fingerprints, material: _probe(fingerprints, material)),
+        Detector("words", _words),
+        Detector("nll", lambda logprobs: -logprobs),
+        Detector("length", lambda rollouts: np.array([float(rollout.num_sampled) for rollout in rollouts])),
+        Detector("text", _text, "REGEX", is_verdict=True),
+        Detector("column", _column, "NAME", gaps="no number in that column"),
+        Detector("label", _label, "[ACCURACY]", gaps="no label", is_verdict=True),
+        Detector("haar", _along("haar")),
+        Detector("shuffled", _along("shuffled")),
     )
 }
-PANEL = tuple(name for name, row in DETECTORS.items() if row.argument in ("", "[fingerprint]"))
+PANEL = tuple(name for name, row in DETECTORS.items() if not row.argument and ":" not in name)
 # The first of OF_GRADIENTS that is measured has to win against TRIVIAL.
 OF_GRADIENTS = ("similarity", "influence", "cosine", "cosine-unit", "fingerprint")
 TRIVIAL = ("logratio", "words", "nll", "length", "text")
@@ -352,41 +327,18 @@ def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:
     Raises:
         InputError: no such detector, or an argument that is missing, superfluous or wrong; at `where`.
     """
-    base, colon, argument = name.partition(":")
+    base, argument = (name, "") if name in DETECTORS else name.partition(":")[::2]
     if base not in DETECTORS:
         raise unknown_name(where, base, DETECTORS, expected="a detector", fix="probe docs detect lists them")
-    row, where = DETECTORS[base], f"{where} {name}"
-    form = f"{base}:{row.argument}" if row.argument else base
-    if colon and not row.argument:
-        raise InputError(where, expected=form, found=f"an argument, {argument!r}")
-    if argument:
-        expected, check = ARGUMENTS[row.argument]
-        try:
-            check(argument)
-        except (ValueError, re.error) as error:
-            raise InputError(where, expected=expected, found=f"{argument!r}: {error}") from error
-    elif row.argument and not row.argument.startswith("["):
-        raise InputError(where, expected=form, found="no argument")
+    row = DETECTORS[base]
+    try:
+        if bool(argument) != bool(row.argument) and row.argument != "[ACCURACY]":
+            raise ValueError("no such argument" if argument else "no argument")
+        ARGUMENTS[row.argument](argument)
+    except (ValueError, re.error) as error:
+        expected = f"{base}:{row.argument}" if row.argument else base
+        raise InputError(where, expected=expected, found=f"{name}: {error}") from error
     return row, argument
-
-
-def fields_of(name: str) -> set[str]:
-    """Return the fields of `Material` that a detector reads, of those that need a measurement, pairs or labels."""
-    row, argument = row_of(name)
-    of_probe = {"fingerprints" if argument else "states"} if row.name == "probe" else set()
-    return {*row.needs} - {"itself", "rollouts", "columns", "pools", "seed"} | of_probe
-
-
-def joined(first: Material, second: Material) -> Material:
-    """Put the rollouts of two materials, measured by the same `Meter`, one after the other."""
-    both: dict[str, Any] = {}
-    for name in ("labels", "logprobs", "sampled", "reference", "states", "similarities", "fingerprints"):
-        a, b = getattr(first, name), getattr(second, name)
-        both[name] = None if a is None or b is None else np.concatenate([a, b])
-    if first.cosines is not None and second.cosines is not None:
-        both["cosines"] = {kind: np.concatenate([a, second.cosines[kind]]) for kind, a in first.cosines.items()}
-    rollouts, pools = [*first.rollouts, *second.rollouts], [*first.pools, *second.pools]
-    return replace(first, rollouts=rollouts, pools=pools, missing={**first.missing, **second.missing}, **both)
 
 
 def checked_names(names: Sequence[str]) -> list[str]:
@@ -401,23 +353,41 @@ def checked_names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def fields_of(name: str) -> set[str]:
+    """Return the fields of `Material` that a detector reads, of those that need a measurement, pairs or labels."""
+    return {*row_of(name)[0].needs} & {*ARRAYS, "cosines", "pairs", "labels"}
+
+
+def joined(first: Material, second: Material) -> Material:
+    """Put the rollouts of two materials, measured by the same `Meter`, one after the other."""
+    both: dict[str, Any] = {}
+    for name in ("labels", *ARRAYS):
+        a, b = getattr(first, name), getattr(second, name)
+        both[name] = None if a is None or b is None else np.concatenate([a, b])
+    if first.cosines is not None and second.cosines is not None:
+        both["cosines"] = {kind: np.concatenate([a, second.cosines[kind]]) for kind, a in first.cosines.items()}
+    rollouts, pools = [*first.rollouts, *second.rollouts], [*first.pools, *second.pools]
+    return replace(first, rollouts=rollouts, pools=pools, missing={**first.missing, **second.missing}, **both)
+
+
 def score_all(material: Material, names: Sequence[str]) -> dict[str, Scores]:
     """Return {name: its scores}; a detector without its needs has none, and says why."""
     scores = {}
     for name in names:
         row, argument = row_of(name)
-        lacking = [need for need in row.needs if getattr(material, need) is None]
-        if lacking:
+        fields = {"material": material, "argument": argument}
+        fields = {need: fields[need] if need in fields else getattr(material, need) for need in row.needs}
+        if lacking := [need for need, value in fields.items() if value is None]:
             why = LABELLED if lacking[0] == "labels" else "not measured"
             scores[name] = Scores(values=None, why=material.missing.get(lacking[0], why))
             continue
-        given = [argument] if row.argument else []
-        values = row.score(*(getattr(material, need) for need in row.needs), *given)
-        if isinstance(values, str):
-            scores[name] = Scores(values=None, why=values)
+        try:
+            values = row.score(**fields)
+        except NotMeasured as reason:
+            scores[name] = Scores(values=None, why=str(reason))
             continue
         gaps = int(np.isnan(values).sum())
-        scores[name] = Scores(values=values, why=f"{gaps} without: {row.gaps or 'a gradient of 0'}" if gaps else "")
+        scores[name] = Scores(values=values, why=f"{gaps} without: {row.gaps}" if gaps else "")
     return scores
 
 

@@ -27,13 +27,12 @@ from probe.analysis.fields import fields_of
 from probe.analysis.forecast import forecast
 from probe.analysis.lookahead import moves
 from probe.analysis.pull import ceilings, overlap_of, shares
-from probe.analysis.rivals import areas, best_rival
+from probe.analysis.rivals import areas, best_rival, transfer
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import sign_transfer
 from probe.analysis.statistics.overlap import TOGETHER
 from probe.analysis.statistics.permutation import CENTRES, N2, module_cosines, permutation_nulls
 from probe.analysis.statistics.run_gradients import Linked
-from probe.analysis.transfer import transfer
 
 if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis

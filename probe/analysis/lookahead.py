@@ -4,8 +4,9 @@ The difference is the gain under the arm minus the gain under the plain arm of i
 that both have.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,25 +14,20 @@ from probe.analysis.estimate import Estimate, difference, mean_of
 from probe.records.records import LookaheadRecord
 from probe.settings.arms import ARMS
 
+PLAIN = "plain"  # the lookahead without a remedy
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
-    """Results of remedies that took steps from one replay (`probe.runs.screening`)."""
 
-    plain: str  # key of the run without a remedy
-    records: Mapping[str, Sequence[LookaheadRecord]]  # by remedy
-    seconds: Mapping[str, float]  # CPU time of the steps
-    unseen: Mapping[str, str]  # {remedy: reason without a lookahead}
+class Looked(NamedTuple):
+    """The lookahead of one remedy (`probe.runs.screening`)."""
 
-    def gain(self, remedy: str, measure: str) -> float | None:
-        """Return the mean over prompts, nats; None if it was not measured."""
-        values = [row.value for row in self.records[remedy] if row.measure == measure]
-        return float(np.mean(values)) if values else None
+    records: Sequence[LookaheadRecord]
+    seconds: float  # CPU time of the steps
 
-    def kept_off(self, remedy: str, measure: str) -> float | None:
-        """Return the share of the plain gain that the remedy avoids; None if nothing is gained."""
-        plain, treated = self.gain(self.plain, measure), self.gain(remedy, measure)
-        return None if plain is None or treated is None or plain <= 0 else 1 - treated / plain
+
+def gain(looked: Looked, measure: str) -> float | None:
+    """Return the mean over prompts, nats; None if it was not measured."""
+    values = [row.value for row in looked.records if row.measure == measure]
+    return float(np.mean(values)) if values else None
 
 
 def by_prompt(records: Iterable[LookaheadRecord], arm: str, measure: str) -> dict[str, float]:

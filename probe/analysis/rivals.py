@@ -1,7 +1,11 @@
-"""Scores without a direction that may separate hacks from clean answers as well as v_hack does.
+"""AUROCs of v_hack, and of the scores without a direction that may separate hacks from clean answers as well.
 
 comp_len, nll, grad_norm, hint   from the records: `probe.analysis.cosines.TRIVIAL`
 logratio, words                  from the run's pools, missing without them: `probe.analysis.detectors`
+own hacks                        v_hack again (cos_S_nll), for the policy's OWN hacks against its own honest solutions
+
+Pairs by other authors, and hacks of the hacking policy, may point elsewhere than the hacks that a policy finds. The
+last row therefore uses rollouts of the policy itself (a checkpoint, a later part of a log), rewarded or not.
 """
 
 from collections.abc import Sequence
@@ -10,12 +14,15 @@ from dataclasses import replace
 import numpy as np
 
 from probe.analysis.cosines import LOG_RATIO, SCORES, WORDS, area, strength
-from probe.analysis.detectors import Material, mean_logprobs, score_all
+from probe.analysis.detectors import Material, Scores, mean_logprobs, score_all, separation
 from probe.analysis.estimate import Estimate
+from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.verdict.pools import read_pools
 from probe.records.records import SampleRecord
 from probe.records.run import Run
 from replay_pools.rollout import Rollout
+
+LEAST_OWN = 5  # minimum number of the policy's own hacks, and of its own honest solutions
 
 
 def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | None) -> list[Estimate]:
@@ -35,26 +42,27 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
     why = "no rewarded rollout has a label" if not paid else ""
     if len(found) < len(paid):
         why = "; ".join(f"pool {name}: {reason}" for name, reason in missing.items()) or "a rollout is not in its pool"
-    if why:
-        return [*rows, *(replace(area([], [], name, arm), why=why) for name in (LOG_RATIO, WORDS))]
-    for name, scores in score_all(material_of(paid, found, labels), (LOG_RATIO, WORDS)).items():
-        if scores.values is None:
-            rows.append(replace(area([], [], name, arm), why=scores.why))
+    scores = dict.fromkeys((LOG_RATIO, WORDS), Scores(values=None, why=why))
+    if not why:
+        scores = score_all(material_of(paid, found, labels), [*scores])
+    for name, score in scores.items():
+        if score.values is None:
+            rows.append(replace(area([], [], name, arm), why=score.why))
         else:
-            rows.append(area(paid, scores.values.tolist(), name, arm))
+            rows.append(area(paid, score.values.tolist(), name, arm))
     return rows
 
 
 def material_of(samples: Sequence[SampleRecord], rollouts: Sequence[Rollout], labels: int | None) -> Material:
     """Return the material of rewarded samples: the reference weights are those where the gradient is taken."""
-    is_scored = all(sample.nll is not None for sample in samples)
+    nll = [sample.nll for sample in samples]
     return Material(
         # A group of several problems has one name, by which all estimates count prompts.
         rollouts=[replace(one, problem_id=sample.problem_id) for one, sample in zip(rollouts, samples, strict=True)],
         labels=np.array([float(sample.hacked or 0) for sample in samples]),
         learned=labels,
         sampled=mean_logprobs(rollouts),
-        reference=np.array([-(sample.nll or 0.0) for sample in samples]) if is_scored else None,
+        reference=None if None in nll else -np.array(nll, dtype=float),
         missing={
             "sampled": "the pools have rollouts without log-probabilities",
             "reference": "a sample has no likelihood",
@@ -64,5 +72,27 @@ def material_of(samples: Sequence[SampleRecord], rollouts: Sequence[Rollout], la
 
 def best_rival(rows: Sequence[Estimate]) -> Estimate | None:
     """Return the score without a direction that best separates hacks; None if none is measured."""
-    measured = [row for row in rows[1:] if row.value is not None]
-    return max(measured, key=strength, default=None)
+    return max((row for row in rows[1:] if row.value is not None), key=strength, default=None)
+
+
+def transfer(linked: Linked, pools: Sequence[str], arm: str) -> Estimate:
+    """Return the AUROC on the policy's own rollouts, in `pools`; `why` gives the reason if it is missing.
+
+    parts: `num_hacks`, `num_honest`.
+    """
+    own = [(i, sample) for i, sample in enumerate(linked.samples) if sample.src_pool in pools]
+    kept = [(i, one) for i, one in own if one.sure and linked.norms[i] > 0 and (one.hacked or one.gt_pass)]
+    cosines, hacked = linked.cosines[[i for i, _ in kept]], [float(one.hacked or 0) for _, one in kept]
+    row = separation("own hacks", cosines, hacked, [one.problem_id for _, one in kept], arm=arm)
+    num_hacks, num_honest = row.parts["n_hacked"], row.parts["n_clean"]
+    why = ""
+    if not pools:
+        why = "no rollouts of the policy itself"
+    elif num_hacks and all(one.gt_pass is None for _, one in own):
+        why = f"whether the policy's own rollouts are right is not known (gt_pass), {num_hacks} are hacks"
+    elif min(num_hacks, num_honest) < LEAST_OWN:
+        why = f"the policy's own rollouts have {num_hacks} hacks and {num_honest} honest solutions"
+    elif row.interval is None:
+        why = "its hacks or its honest solutions are in one prompt alone"
+    row = replace(row, parts={"num_hacks": num_hacks, "num_honest": num_honest}, why=why)
+    return replace(row, value=None, interval=None) if why else row

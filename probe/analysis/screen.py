@@ -27,7 +27,7 @@ import numpy as np
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.forecast import forecast
-from probe.analysis.lookahead import Ahead
+from probe.analysis.lookahead import PLAIN, Looked, gain
 from probe.analysis.statistics.intervals import Interval, clopper_pearson, t_interval
 from probe.records.records import SampleRecord
 from probe.settings.arms import ARMS
@@ -46,7 +46,9 @@ UNSEEN = {
 
 
 def screen(
-    analysis: Analysis, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, ahead: Ahead | None = None
+    analysis: Analysis,
+    candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES,
+    ahead: Mapping[str, Looked | str] | None = None,
 ) -> list[Estimate]:
     """Return the hack gain that each remedy avoids, largest first; unranked remedies, without a value, come last.
 
@@ -56,20 +58,14 @@ def screen(
     Args:
         analysis: analysis of the replay.
         candidates: {remedy: settings}.
-        ahead: the remedies' lookahead; None: use the replay alone.
+        ahead: {remedy or PLAIN: its lookahead, or why it has none}; None: use the replay alone.
     """
     rows = []
     for name, settings in candidates.items():
-        row = Estimate(name=name, parts={"settings": settings} | dict.fromkeys(PARTS))
-        row = _first_order(analysis, row, settings)
-        rows.append(row if ahead is None else _looked(row, settings, ahead))
+        row = _first_order(analysis, settings)
+        row = replace(row, name=name, parts={"settings": settings} | dict.fromkeys(PARTS) | row.parts)
+        rows.append(row if ahead is None else _looked(row, settings, ahead[name], ahead[PLAIN]))
     return sorted(rows, key=lambda row: (row.value is None, -(row.value or 0.0)))
-
-
-def _with(
-    row: Estimate, value: float | None = None, interval: Interval | None = None, why: str = "", **parts: float | None
-) -> Estimate:
-    return replace(row, value=value, interval=interval, why=why, parts={**row.parts, **parts})
 
 
 def hidden_rewards(samples: Iterable[SampleRecord]) -> list[Estimate]:
@@ -87,71 +83,65 @@ def hidden_rewards(samples: Iterable[SampleRecord]) -> list[Estimate]:
     for pool, prompts in hacks.items():
         shares = [sum(flags.values()) / len(flags) for flags in prompts.values()]
         variances = [np.var([*flags.values()], ddof=1) for flags in prompts.values() if len(flags) > 1]
-        facts = {"arm": pool, "unit": "prompt", "null": 0.0}
-        interval = clopper_pearson(sum(shares), len(shares))
-        rows.append(
-            Estimate(name="hack_rate", value=sum(shares) / len(shares), interval=interval, n=len(shares), **facts)
-        )
-        why = "" if variances else "every prompt has one rollout of this pool"
-        value = float(np.mean(variances)) if variances else None
-        spread = t_interval(variances) if len(variances) > 1 else None
+        rate, spread = clopper_pearson(sum(shares), len(shares)), t_interval(variances) if len(variances) > 1 else None
         if spread is not None:
             spread = Interval(low=max(spread.low, 0.0), high=min(spread.high, MOST_VARIANCE))
-        rows.append(Estimate(name="hack_variance", value=value, interval=spread, n=len(variances), why=why, **facts))
+        for name, values, interval in (("hack_rate", shares, rate), ("hack_variance", variances, spread)):
+            value = float(np.mean(values)) if values else None
+            why = "" if values else "every prompt has one rollout of this pool"
+            row = Estimate(name=name, value=value, interval=interval, n=len(values), unit="prompt", arm=pool)
+            rows.append(replace(row, null=0.0, why=why))
     return rows
 
 
-def _first_order(analysis: Analysis, row: Estimate, settings: Mapping[str, Any]) -> Estimate:
-    for key in settings:
-        for start, why in UNSEEN.items():
-            if key.startswith(start):
-                return replace(row, why=why)
+def _first_order(analysis: Analysis, settings: Mapping[str, Any]) -> Estimate:
+    """Return the share of the held-out margin that a projection along v_hack avoids."""
+    linked, configured = analysis.reproduced, analysis.projection_config
+    why = [why for key in settings for start, why in UNSEEN.items() if key.startswith(start)]
     if arm_of(settings) != "projected":
-        return replace(row, why=f"first order is measured for the arm projected, and this is {arm_of(settings)}")
+        why.append(f"first order is measured for the arm projected, and this is {arm_of(settings)}")
     if others := settings.keys() - {K, TRAINED_ARMS, f"{PROJECTION}.side", f"{PROJECTION}.overshoot"}:
-        changed = ", ".join(sorted(others))
-        return replace(row, why=f"it changes {changed}: the replay has inner products of its own pairs")
-    found = _forecast(analysis, settings)
-    if isinstance(found, str):
-        return replace(row, why=found)
-    norm, margin, honest = found["removed/norm"].value, found["removed/margin"], found.get("removed/honest")
+        why.append(f"it changes {', '.join(sorted(others))}: the replay has inner products of its own pairs")
+    if linked is None or analysis.measured_arm is None:
+        return Estimate(name="", why=[*why, "the replay has no inner products along v_hack"][0])
+    pairs = replace(linked.pairs, k=settings.get(K, linked.pairs.k))
+    if pairs.k > pairs.most_directions:
+        why.append(f"the pairs give {pairs.most_directions} directions")
+    if why:
+        return Estimate(name="", why=why[0])
+    side = settings.get(f"{PROJECTION}.side", configured.side) or ARMS[analysis.measured_arm].side
+    overshoot = settings.get(f"{PROJECTION}.overshoot", configured.overshoot)
+    rows = forecast(replace(linked, pairs=pairs), side=side, overshoot=overshoot, seed=analysis.seed)
+    found = {row.name: row for row in rows}
+    if not found:
+        return Estimate(name="", why="no held-out pairs, or too few to extract from")
+    margin, honest, parts = found["removed/margin"], found.get("removed/honest"), {}
+    parts["norm_removed"] = found["removed/norm"].value
     if margin.value is None:
-        return _with(row, why=f"held-out hacks: {margin.why}", norm_removed=norm)
-    kept = None if honest is None or honest.value is None else 1 - honest.value
-    return _with(row, margin.value, margin.interval, honest_gain_kept=kept, norm_removed=norm)
+        return Estimate(name="", why=f"held-out hacks: {margin.why}", parts=parts)
+    if honest is not None and honest.value is not None:
+        parts["honest_gain_kept"] = 1 - honest.value
+    return Estimate(name="", value=margin.value, interval=margin.interval, parts=parts)
 
 
-def _looked(row: Estimate, settings: Mapping[str, Any], ahead: Ahead) -> Estimate:
-    """Take the gains from a lookahead."""
-    if row.name in ahead.unseen:
-        return _with(row, why=ahead.unseen[row.name], honest_gain_kept=None)
-    honest, without, gained = (
-        ahead.gain(name, measure)
-        for name, measure in ((row.name, "honest"), (ahead.plain, "honest"), (ahead.plain, "hacks"))
-    )
+def _looked(row: Estimate, settings: Mapping[str, Any], found: Looked | str, plain: Looked | str) -> Estimate:
+    """Take the gains from a lookahead, where `plain` is the one without a remedy."""
+    row = replace(row, value=None, interval=None)
+    if isinstance(found, str):
+        return replace(row, why=found, parts={**row.parts, "honest_gain_kept": None})
+    assert not isinstance(plain, str)
+    honest, without, gained = gain(found, "honest"), gain(plain, "honest"), gain(plain, "hacks")
     kept = None if honest is None or without is None or without <= 0 else honest / without
-    row = _with(row, honest_gain_kept=kept, cost=ahead.seconds[row.name] / ahead.seconds[ahead.plain])
+    row = replace(row, why="", parts={**row.parts, "honest_gain_kept": kept, "cost": found.seconds / plain.seconds})
     if honest is not None and without is not None and gained is not None and 0 < gained < without - honest:
         why = f"its steps cost right honest solutions {without - honest:.1f} nats; hacks gain {gained:.1f} without it"
         return replace(row, why=why)
     if any(key.startswith(PENALTY) for key in settings):
         return replace(row, why="a penalty acts once the policy has moved further than a lookahead lets it")
-    hacks, held_out = (ahead.kept_off(row.name, name) for name in ("hacks", "held-out hacks"))
-    if hacks is None or held_out is None:
-        return replace(row, why="without a remedy the steps do not make hacks more likely")
-    return replace(row, value=(hacks + held_out) / 2)
-
-
-def _forecast(analysis: Analysis, settings: Mapping[str, Any]) -> dict[str, Estimate] | str:
-    """Return {name: estimate} of the first-order forecast for these settings, or the reason for its absence."""
-    linked, arm = analysis.reproduced, analysis.measured_arm
-    if linked is None or arm is None:
-        return "the replay has no inner products along v_hack"
-    pairs, configured = linked.pairs, analysis.projection_config
-    pairs = replace(pairs, k=settings.get(K, pairs.k))
-    if pairs.k > pairs.most_directions:
-        return f"the pairs give {pairs.most_directions} directions"
-    side = settings.get(f"{PROJECTION}.side", configured.side) or ARMS[arm].side
-    overshoot = settings.get(f"{PROJECTION}.overshoot", configured.overshoot)
-    found = forecast(replace(linked, pairs=pairs), side=side, overshoot=overshoot, seed=analysis.seed)
-    return {row.name: row for row in found} or "no held-out pairs, or too few to extract from"
+    shares = []
+    for measure in ("hacks", "held-out hacks"):
+        before, after = gain(plain, measure), gain(found, measure)
+        if before is None or after is None or before <= 0:
+            return replace(row, why="without a remedy the steps do not make hacks more likely")
+        shares.append(1 - after / before)
+    return replace(row, value=sum(shares) / 2)

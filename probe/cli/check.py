@@ -54,7 +54,7 @@ def check(rollouts: Path, name: str | None, limit: int | None, out: Path, **give
     from probe.report.build import write_report
 
     contents = report_of([directory], name, out)
-    (page, *_), (analysis,) = write_report(contents, out), contents.analyses
+    (page, _), (analysis,) = write_report(contents, out), contents.analyses
     yield format_verdict(analysis).rstrip()
     yield f"page {page}; more: {command('analyze', name, '--full')}"
     extract = direction(analysis.given, "svd")  # the basis of USUAL_ARMS

@@ -10,7 +10,7 @@ from probe.cli._frame import Table, Text, command, name_option, one_of
 from probe.cli._settings import verb
 from probe.cli.analyze import analyses_of, analysis_options, spec_among
 from probe.records.run import read_run, resolve_run
-from probe.records.tables import TableName, frame_of
+from probe.records.tables import TableName
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
 
@@ -31,8 +31,8 @@ def report(
     runs: tuple[Path, ...], name: str | None, figures: "Format", tables: str | None, seed: int, out: Path
 ) -> Text:
     """Write verdict, figures, rollouts and provenance of each RUN (a directory, or a name in OUT/runs), or of the
-    runs of SPEC (spec/NAME.toml), to OUT/reports/NAME.html. The page is one self-contained file; its figures and tables
-    (Markdown, JSON) are also in NAME/.
+    runs of SPEC (spec/NAME.toml), to OUT/reports/NAME.html. The page is one self-contained file; its figures
+    are also in NAME/.
 
     Tokens are coloured by their share of the cosine if the run recorded it (--set token_attribution=N). Several runs
     are compared; trainings are grouped by arm, one line a seed. No model is loaded.
@@ -54,17 +54,15 @@ def report(
     from probe.report.inputs import label_of
 
     contents = report_of(runs, name, out, seed)
-    page, drawings, written = write_report(contents, out, figures)
+    page, drawings = write_report(contents, out, figures)
     verdicts = {label_of(analysis): analysis.verdict.word for analysis in contents.analyses}
     if len(contents.analyses) == 1:
         yield format_verdict(contents.analyses[0]).rstrip()
     else:
         yield from (f"{label}: {word}" for label, word in verdicts.items())
     size = page.stat().st_size / 1024
-    parts = f"{len(drawings)} figures, tables in {written[0].parent}"
-    yield f"report {page} ({size:.0f} KiB); {parts}; in words: {command('analyze', *runs)}"
-    files = {"figures": [*map(str, drawings)], "tables": [*map(str, written)]}
-    return {"html": str(page), **files, "verdicts": verdicts}
+    yield f"report {page} ({size:.0f} KiB); {len(drawings)} figures beside it; in words: {command('analyze', *runs)}"
+    return {"html": str(page), "figures": [*map(str, drawings)], "verdicts": verdicts}
 
 
 def _tables(runs: Sequence[Path], kind: str, out: Path) -> Text:
@@ -73,18 +71,17 @@ def _tables(runs: Sequence[Path], kind: str, out: Path) -> Text:
     for run in runs:
         stored = read_run(run)
         for name in get_args(TableName):
-            table = stored.table(name)
+            frame = stored.to_polars(name)
             # A replay has no evaluations, and so no such file.
-            if not table[1]:
+            if frame.is_empty():
                 continue
             # Written to memory first, for `write_atomic`.
             content = io.BytesIO()
-            frame = frame_of(table)
             write = frame.write_parquet if kind == "parquet" else frame.write_csv
             write(content)
             path = out / "exports" / run.resolve().name / f"{name}.{kind}"
             write_atomic(path, content.getvalue())
-            rows.append({"run": str(run), "path": str(path), "rows": len(table[1]), "columns": len(table[0])})
+            rows.append({"run": str(run), "path": str(path), "rows": frame.height, "columns": frame.width})
     yield Table(("file", "rows", "columns"), [[*row.values()][1:] for row in rows])
     return {"files": rows}
 

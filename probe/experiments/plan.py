@@ -16,8 +16,7 @@ from probe.experiments.cautions import unmatched
 from probe.experiments.jobs import Job, before_ceilings, input_faults, runs_of, stored_groups
 from probe.experiments.spec import Spec, SpecCondition
 from probe.records.idle import WITHOUT_GTPO
-from probe.records.timings import mean_times
-from probe.runs.alike import runs_alike, step_size
+from probe.records.timings import mean_times, runs_alike, step_size
 from probe.settings.run import ReplayConfig, TrainConfig
 from replay_pools.base.errors import InputError
 

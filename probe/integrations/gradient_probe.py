@@ -233,8 +233,8 @@ class RecordFile:
             return
         # A process that was killed may have left a part of a line.
         complete = path.read_bytes().rpartition(b"\n")[0]
-        for number, row in enumerate(decode_jsonl(complete, path), 1):
-            record = GradientRecord.from_json(row, f"{path} line {number}")
+        for number, line in enumerate(complete.splitlines(), 1):
+            record = GradientRecord.parse(line, f"{path} line {number}")
             self.next_step = record.step + 1
             if record.directions != directions:
                 where, expected = f"{path} line {number}", f"a record along the directions {directions}"

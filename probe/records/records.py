@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Self, get_type_hints
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import dump_json
+from replay_pools.base.files import dump_json, parse_json
 from replay_pools.base.tables import decode_json
 
 RUN_SCHEMA = 8  # version of a run's files; readers refuse any other
@@ -78,9 +78,9 @@ class Record:
         return row
 
     @classmethod
-    def from_json(cls, row: Any, where: object) -> Self:
+    def parse(cls, line: bytes, where: object) -> Self:
         """Read one JSON line; InputError names `where` and the missing, unknown or mistyped fields."""
-        return decode_json(cls, dump_json(row), where)
+        return decode_json(cls, line, where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +175,19 @@ class StepRecord(Record):
     ratio: Annotated[dict[str, int | float | None], "empty at ratio 1"] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, row: Any, where: object) -> Self:
-        """Read one JSON line, as `Record.from_json`."""
-        if isinstance(row, dict):
-            row = _nested_groups(row, where)
-        return decode_json(cls, dump_json(row), where)
+    def parse(cls, line: bytes, where: object) -> Self:
+        """Read one JSON line as `Record.parse`, and nest its flat keys into `advantage`, `kl` and `ratio`."""
+        row = parse_json(line, where)
+        if not isinstance(row, dict):
+            return decode_json(cls, line, where)
+        if missing := [key for key in ADVANTAGE_KEYS if key not in row]:
+            raise InputError(where, expected=f"field {missing[0]}", found=f"missing: {', '.join(missing)}")
+        nested: dict[str, Any] = {"advantage": {key: row.pop(key) for key in ADVANTAGE_KEYS}}
+        nested |= {prefix: {} for prefix in PREFIXED}
+        for key in [key for key in row if key.partition("/")[0] in PREFIXED]:
+            prefix, _, name = key.partition("/")
+            nested[prefix][name] = row.pop(key)
+        return decode_json(cls, dump_json(row | nested), where)
 
 
 def step_numbers() -> list[str]:
@@ -237,7 +245,7 @@ def nullable(value: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRecord:
+class TokenRecord(Record):
     """The share of every token in the cosine of one rollout (`probe.step.bases.token_shares`).
 
     It is measured under the primary loss variant, in the trained arm or `probe.settings.arms.measured_arm`. The shares
@@ -265,21 +273,3 @@ class TokenRecord:
             if row[name] is not None:
                 row[name] = np.array(row[name], dtype=np.float32)
         return row
-
-
-def _nested_groups(row: dict[str, Any], where: object) -> dict[str, Any]:
-    """Nest the flat keys of a row of steps.jsonl into its dictionaries `advantage`, `kl` and `ratio`."""
-    if missing := [key for key in ADVANTAGE_KEYS if key not in row]:
-        raise InputError(where, expected=f"field {missing[0]}", found=f"missing: {', '.join(missing)}")
-    groups: dict[str, dict[str, Any]] = {"advantage": {}, **{prefix: {} for prefix in PREFIXED}}
-    plain = {}
-    for key, value in row.items():
-        prefix, slash, name = key.partition("/")
-        # Advantage keys come first, because "advantage/mean" has a slash and keeps its whole name.
-        if key in ADVANTAGE_KEYS:
-            groups["advantage"][key] = value
-        elif slash and prefix in PREFIXED:
-            groups[prefix][name] = value
-        else:
-            plain[key] = value
-    return {**plain, **groups}

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from extraction.words import Basis
-from probe.records.records import RUN_SCHEMA, LookaheadRecord, SampleRecord, StepRecord, TokenRecord
+from probe.records.records import RUN_SCHEMA, LookaheadRecord, Record, SampleRecord, StepRecord, TokenRecord
 from probe.settings.run import ReplayConfig, TrainConfig, read_config
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import (
@@ -45,13 +45,12 @@ from replay_pools.base.files import (
     write_atomic,
     write_jsonl_gz,
 )
-from replay_pools.base.tables import decode_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from polars import DataFrame
 
-    from probe.records.tables import Table, TableName
+    from probe.records.tables import TableName
 
 DEFAULT_OUT = Path("out")  # OUT, the root folder where verbs write and look up names: OUT/runs/NAME and so on
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
@@ -75,7 +74,7 @@ MAX_STEM_CHARS = 100  # of a default name without its hash: file names have at m
 OPTIONAL_FILES = (EVALS_FILE, LOOKAHEAD_FILE)
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
-Record = TypeVar("Record", SampleRecord, TokenRecord, LookaheadRecord)
+Kind = TypeVar("Kind", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -118,13 +117,7 @@ class Run:
         """Return a polars.DataFrame."""
         from probe.records.tables import frame_of
 
-        return frame_of(self.table(table))
-
-    def table(self, name: "TableName" = "samples") -> "Table":
-        """Return the columns and rows of a table."""
-        from probe.records.tables import make_table
-
-        return make_table(name, self.samples, self.steps, self.evals)
+        return frame_of(self, table)
 
 
 def out_of(run: Path) -> Path:
@@ -174,11 +167,6 @@ def write_samples(directory: Path, step: int, samples: Iterable[SampleRecord]) -
 def write_steps(directory: Path, steps: Iterable[StepRecord]) -> None:
     """Rewrite `steps.jsonl` with all steps so far, atomically."""
     write_atomic(directory / STEPS_FILE, encode_jsonl(step.to_json() for step in steps))
-
-
-def read_steps(path: Path) -> list[StepRecord]:
-    """Read one `steps.jsonl`; InputError names the line."""
-    return _steps(read_plain(path), path)
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
@@ -274,24 +262,19 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
         config=read_json(directory / CONFIG_FILE),
         manifest=manifest,
         samples=samples,
-        steps=_steps(contents[STEPS_FILE], directory / STEPS_FILE),
+        steps=_records(StepRecord, contents[STEPS_FILE], directory / STEPS_FILE),
         evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
         lookahead=_records(LookaheadRecord, contents.get(LOOKAHEAD_FILE, b""), directory / LOOKAHEAD_FILE),
     )
 
 
-def read_lookahead(directory: Path) -> list[LookaheadRecord]:
-    """Read the `lookahead.jsonl` of a directory; InputError for a line that is no LookaheadRecord."""
-    path = directory / LOOKAHEAD_FILE
-    return _records(LookaheadRecord, path.read_bytes(), path)
+def read_records(kind: type[Kind], path: Path) -> list[Kind]:
+    """Read a file of JSON lines, such as `steps.jsonl`; InputError names the line that is no such record."""
+    return _records(kind, read_plain(path), path)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Read the manifest of a complete run of this schema; InputError for anything else."""
-    if not directory.is_dir():
-        raise InputError(
-            directory, expected="a run directory", found="no such directory", fix="give its path: out/runs/NAME"
-        )
     if not (directory / MANIFEST_FILE).is_file():
         raise InputError(
             directory,
@@ -299,11 +282,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             found="none: the run was interrupted or is still running",
             fix="repeat the command to resume it",
         )
-    manifest = read_sealed(directory / MANIFEST_FILE, RUN_SCHEMA, "repeat the run")
-    listed = manifest.get("files")
-    if not isinstance(listed, dict):
-        raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
-    return manifest
+    return read_sealed(directory / MANIFEST_FILE, RUN_SCHEMA, "repeat the run")
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
@@ -318,11 +297,5 @@ def _contents(directory: Path) -> dict[str, bytes]:
     return {name: (read_gz if name.endswith(".gz") else read_plain)(directory / name) for name in names}
 
 
-def _records(record: type[Record], plain: bytes, path: Path) -> list[Record]:
-    """Parse lines with a checked sha256 to records."""
-    return [decode_json(record, line, f"{path} line {number}") for number, line in enumerate(plain.splitlines(), 1)]
-
-
-def _steps(plain: bytes, path: Path) -> list[StepRecord]:
-    rows = enumerate(decode_jsonl(plain, path), 1)
-    return [StepRecord.from_json(row, f"{path} line {number}") for number, row in rows]
+def _records(kind: type[Kind], plain: bytes, path: Path) -> list[Kind]:
+    return [kind.parse(line, f"{path} line {number}") for number, line in enumerate(plain.splitlines(), 1)]

@@ -24,6 +24,8 @@ from replay_pools.base.errors import InputError
 if TYPE_CHECKING:
     from polars import DataFrame
 
+    from probe.records.run import Run
+
 TableName = Literal["samples", "steps", "evals"]
 Kind = Literal["int", "float", "bool", "str"]
 FLAGS = ("adv_cap_vacuous",)  # the boolean advantage fields
@@ -78,34 +80,27 @@ def wire_fields(record: type[Record]) -> tuple[Field, ...]:
     return tuple(columns)
 
 
-Table = tuple[Sequence[Field], list[dict[str, Any]]]  # the columns, and rows that may lack some of them
+def frame_of(run: "Run", name: str) -> "DataFrame":
+    """Return the table `samples`, `steps` or `evals` of a run.
 
-
-def make_table(
-    name: str, samples: Sequence[SampleRecord], steps: Sequence[StepRecord], evals: Sequence[Mapping[str, Any]]
-) -> Table:
-    """Return the table `samples`, `steps` or `evals` of a run; a field may be missing in some rows.
+    Types depend on the fields alone, so that tables of several runs can be concatenated.
 
     Raises:
         InputError: another name.
     """
-    if name == "samples":
-        return wire_fields(SampleRecord), [sample.to_json() for sample in samples]
-    if name == "steps":
-        rows = [step.to_json() for step in steps]
-        names = dict.fromkeys(name for row in rows for name in row if name.partition("/")[0] in PREFIXED)
-        extra = [Field(name, "float", True, "value of the KL term or ratio") for name in names]
-        return [*wire_fields(StepRecord), *extra], rows
-    if name == "evals":
-        return EVALUATION_FIELDS, _evaluation_rows(evals)
-    raise InputError("table", expected=f"one of {', '.join(get_args(TableName))}", found=repr(name))
-
-
-def frame_of(table: Table) -> "DataFrame":
-    """Return a polars frame; types depend on the fields alone, so that tables of several runs can be concatenated."""
     import polars
 
-    fields, rows = table
+    if name == "samples":
+        fields, rows = wire_fields(SampleRecord), [sample.to_json() for sample in run.samples]
+    elif name == "steps":
+        rows = [step.to_json() for step in run.steps]
+        names = dict.fromkeys(name for row in rows for name in row if name.partition("/")[0] in PREFIXED)
+        extra = (Field(name, "float", True, "value of the KL term or ratio") for name in names)
+        fields = (*wire_fields(StepRecord), *extra)
+    elif name == "evals":
+        fields, rows = EVALUATION_FIELDS, _evaluation_rows(run.evals)
+    else:
+        raise InputError("table", expected=f"one of {', '.join(get_args(TableName))}", found=repr(name))
     kinds = {"int": polars.Int64, "float": polars.Float64, "bool": polars.Boolean, "str": polars.String}
     values = {field.name: [row.get(field.name) for row in rows] for field in fields}
     return polars.DataFrame(values, schema={field.name: kinds[field.kind] for field in fields}, strict=False)

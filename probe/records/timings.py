@@ -12,17 +12,27 @@ file.
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from replay_pools.base.files import append_jsonl, decode_jsonl, read_plain
+from probe.records.run import CONFIG_FILE, run_names
+from probe.settings.run import StepConfig, read_config
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import append_jsonl, decode_jsonl, read_json, read_plain
 from replay_pools.base.software import git_commit, is_edited, versions
+from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 
 TIMINGS_FILE = "timings.jsonl"
 GIB = 2**30
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+# The settings that affect the time of a step most; None in a run of the other verb.
+STEP_SIZE = (
+    *("verb", "model.name", "model.dtype", "rollouts.prompts_per_step", "rollouts.group"),
+    *("rollouts.iterations", "rollouts.sampler.max_new_tokens", "source.replay_dirs", "source.per_pool"),
+)
 
 
 class Timings:
@@ -64,21 +74,36 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def step_size(config: StepConfig) -> dict[str, Any]:
+    """Return the settings that affect the time of a step most."""
+    table = flat(asdict(config))
+    return {key: table.get(key) for key in STEP_SIZE}
+
+
+def runs_alike(config: StepConfig, out_dir: Path) -> list[Path]:
+    """Return the runs in `out_dir`/runs with the step size of these settings."""
+    size, alike = step_size(config), []
+    for name in run_names(out_dir / "runs"):
+        path = out_dir / "runs" / name / CONFIG_FILE
+        with suppress(InputError, KeyError):  # a damaged run must not stop the plan
+            if step_size(read_config(read_json(path)["settings"], path)) == size:
+                alike.append(path.parent)
+    return alike
+
+
 def mean_times(directories: Iterable[Path]) -> dict[str, Any] | None:
     """Return {runs, start, step, peak} of the runs in `directories`; None where none of them has timed a step.
 
     `start` and `step` are mean seconds, the latter with sampling and evaluations; `peak` is the most bytes of any step.
     """
-    runs = [rows for directory in directories if (rows := _rows(directory))]
-    starts = [
-        sum(phase["seconds"] for phase in row["start"].values()) for rows in runs for row in rows if "start" in row
-    ]
-    steps = [row for rows in runs for row in rows if "step" in row]
+    read = [*map(_read, directories)]
+    starts, steps = [row for found, _ in read for row in found], [row for _, found in read for row in found]
     if not steps:
         return None
+    seconds = [phase["seconds"] for row in starts for phase in row["start"].values()]
     return {
-        "runs": sum(any("step" in row for row in rows) for rows in runs),
-        "start": sum(starts) / max(len(starts), 1),
+        "runs": sum(bool(found) for _, found in read),
+        "start": sum(seconds) / max(len(starts), 1),
         "step": sum(row["seconds"] for row in steps) / len(steps),
         "peak": _peak(steps),
     }
@@ -86,11 +111,10 @@ def mean_times(directories: Iterable[Path]) -> dict[str, Any] | None:
 
 def describe_timings(directory: Path) -> str:
     """The last start, all steps and the peak memory of a run, in one line; "" for a run without a recorded start."""
-    rows = _rows(directory)
-    starts, steps = [row["start"] for row in rows if "start" in row], [row for row in rows if "step" in row]
+    starts, steps = _read(directory)
     if not starts:
         return ""
-    phases = ", ".join(f"{name} {phase['seconds']:.2f} s" for name, phase in starts[-1].items())
+    phases = ", ".join(f"{name} {phase['seconds']:.2f} s" for name, phase in starts[-1]["start"].items())
     peak = _peak(steps)
     memory = "" if peak is None else f"; peak memory {peak / GIB:.2f} GiB"
     return f"start: {phases}; {len(steps)} steps: {sum(row['seconds'] for row in steps):.2f} s{memory}"
@@ -98,7 +122,7 @@ def describe_timings(directory: Path) -> str:
 
 def starts_of(directory: Path) -> list[dict[str, Any]]:
     """Return the line of every start of a run, oldest first; empty without a `timings.jsonl` with dates."""
-    return [row for row in _rows(directory) if "date" in row]
+    return [row for row in _read(directory)[0] if "date" in row]
 
 
 def start_in_words(start: Mapping[str, Any]) -> str:
@@ -114,6 +138,8 @@ def _peak(steps: Iterable[Mapping[str, Any]]) -> int | None:
     return max((row["peak_bytes"] for row in steps if "peak_bytes" in row), default=None)
 
 
-def _rows(directory: Path) -> list[dict[str, Any]]:
+def _read(directory: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the lines of the starts and of the steps of a run."""
     path = directory / TIMINGS_FILE
-    return decode_jsonl(read_plain(path), path) if path.is_file() else []
+    rows = decode_jsonl(read_plain(path), path) if path.is_file() else []
+    return [row for row in rows if "start" in row], [row for row in rows if "step" in row]

@@ -1,13 +1,11 @@
-"""Write a report: the HTML page, its figures as files, its tables as Markdown and JSON. Torch-free.
+"""Write a report: the HTML page, and its figures as files. Torch-free.
 
 `contents` decides the sections of the page and their order.
 """
 
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
-from probe.analysis.formatting import TextTable
 from probe.records.run import Run
 from probe.report.drawing import Format
 from probe.report.facts import plural
@@ -17,14 +15,11 @@ from probe.report.provenance import provenance
 from probe.report.rollouts import evidence, load_rollouts
 from probe.report.sections import arm_verdicts, compared, estimates, rollouts, training, verdict
 from probe.settings.arms import ARMS
-from replay_pools.base.files import write_atomic, write_json
-from replay_pools.base.terminal import visible
+from replay_pools.base.files import write_atomic
 
 
-def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> tuple[Path, list[Path], list[Path]]:
-    """Write `out_dir`/reports/NAME.html, and the figures, `tables.md` and `tables.json` into `out_dir`/reports/NAME/.
-
-    Returns their paths: (page, figures, tables).
+def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> tuple[Path, list[Path]]:
+    """Write `out_dir`/reports/NAME.html, and its figures into `out_dir`/reports/NAME/; return both.
 
     Raises:
         InputError: token files do not match the manifest.
@@ -32,16 +27,8 @@ def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> tupl
     sections = contents(report)
     html, folder = out_dir / "reports" / f"{report.name}.html", out_dir / "reports" / report.name
     drawings = [figure.save(folder, figures) for section in sections for figure in section.figures]
-    tables = [
-        (section.title, label, table)
-        for section in sections
-        for label, of_view in section.tables.items()
-        for table in of_view
-    ]
-    write_json(folder / "tables.json", [{"section": title, "of": of, **asdict(table)} for title, of, table in tables])
-    write_atomic(folder / "tables.md", "\n".join(_markdown(*table) for table in tables).encode())
     write_atomic(html, page(report.name, summary(report), sections).encode())
-    return html, drawings, [folder / "tables.md", folder / "tables.json"]
+    return html, drawings
 
 
 def contents(report: Report) -> list[Section]:
@@ -53,12 +40,12 @@ def contents(report: Report) -> list[Section]:
     # All conditions of a run share its rollouts, so one analysis per run is enough.
     firsts = {analysis.given.path: analysis for analysis in reversed(report.drawn)}
     loaded = [load_rollouts(firsts[path]) for path in dict.fromkeys(analysis.given.path for analysis in report.drawn)]
-    trained = training(report, arm_verdicts(report))
-    viewer, anchors = rollouts(loaded)
+    arms = arm_verdicts(report)
+    trained = training(report, arms)
     # In a training, the curves are the evidence.
-    pushes = evidence(loaded[0][1], anchors) if len(report.analyses) == 1 and trained is None else None
-    first = [verdict(report, pushes), *([] if trained is None else [trained]), *compared(report)]
-    return [*first, viewer, estimates(report), provenance(report)]
+    pushes = evidence(loaded[0][1]) if len(report.analyses) == 1 and trained is None else None
+    first = [verdict(report, arms, pushes), *([] if trained is None else [trained]), *compared(report)]
+    return [*first, rollouts(loaded), estimates(report), provenance(report)]
 
 
 def summary(report: Report) -> str:
@@ -89,13 +76,3 @@ def _direction(run: Run, arms: list[str]) -> str:
         return f"Direction: v_hack of {v_hack}."
     bases = list(dict.fromkeys(ARMS[arm].basis for arm in arms if arm in ARMS))
     return f"Direction: v_hack from {extraction.pairs} pairs, k = {extraction.k}, {' and '.join(bases)} basis."
-
-
-def _markdown(section_title: str, label: str, table: TextTable) -> str:
-    """Format one table under its headings. Invisible characters are escaped, because names in logs may contain any."""
-    heading = f"## {section_title} ({label})" if label else f"## {section_title}"
-    lines = []
-    for row in (table.header, ["---"] * len(table.header), *table.rows):
-        cells = [visible(cell.replace("|", "\\|").replace("\n", " "), kept="") for cell in row]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([visible(heading, kept=""), "", visible(table.title, kept=""), "", *lines, ""])

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from probe.analysis.formatting import TextTable, short
+from probe.analysis.formatting import short
 from probe.analysis.verdict.verdict import MOST_CAVEATS
 from probe.report.drawing import Figure
 from probe.report.facts import plural, signed
@@ -28,25 +28,30 @@ MARKS = {
     "empty": "\u2205",
 }  # shown with the colours
 TONE_OF = {str(word): (tone, MARKS[tone]) for tone, words in TONES.items() for word in words}
+OPTIONAL = ("run", "arms", "verdict", "replay", "pushes", "validity", "num_more")  # content that a section may lack
 # Match a minus before a number, but no hyphen inside a word (`demo-2`) or between numbers.
 _MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One section of the page, with its figures and tables, which are also written as files."""
+    """One section of the page, with its figures, which are also written as files."""
 
     id: str
     title: str
     lead: str  # the section's question and how to read the answer
     html: str
-    figures: list[Figure] = field(default_factory=list)
-    tables: dict[str, list[TextTable]] = field(default_factory=dict)  # by the label of the run; "": of all runs
+    figures: Sequence[Figure]
 
 
-def render(template: str, **context: Any) -> str:
+def section(title: str, lead: str, template: str, drawings: Sequence[Figure] = (), /, **content: Any) -> Section:
+    """Make a section of a template of `templates/`, its content, and all figures in it."""
+    return Section(id=slug(title), title=title, lead=lead, html=render(template, **content), figures=drawings)
+
+
+def render(template: str, **content: Any) -> str:
     """Render a template of `templates/`, with HTML and invisible characters escaped."""
-    return _environment().get_template(template).render(context)
+    return _environment().get_template(template).render(content)
 
 
 def page(title: str, summary: str, sections: Sequence[Section]) -> str:
@@ -55,8 +60,8 @@ def page(title: str, summary: str, sections: Sequence[Section]) -> str:
     # The page shows text by models, so it may run only our script, identified by hash, and load no address.
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
     policy = "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
-    context = {"style": Markup(style), "script": Markup(script), "policy": policy.format(*hashes)}
-    return render("page.html", title=title, summary=summary, sections=sections, **context)
+    content = {"style": Markup(style), "script": Markup(script), "policy": policy.format(*hashes)}
+    return render("page.html", title=title, summary=summary, sections=sections, **content)
 
 
 def typeset(text: str) -> str:
@@ -74,7 +79,8 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_shown,
     )
-    environment.globals["most_caveats"] = MOST_CAVEATS
+    environment.globals |= {"most_caveats": MOST_CAVEATS}
+    environment.globals |= dict.fromkeys(OPTIONAL)
     environment.filters |= {
         "short": lambda text: short(text, 120),
         "plural": plural,

@@ -11,7 +11,7 @@ from probe.analysis.verdict.pools import pool_facts
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, Run
 from probe.records.timings import describe_timings, start_in_words, starts_of
 from probe.report.inputs import Report
-from probe.report.page import Section, render
+from probe.report.page import Section, section
 from replay_pools.base.files import file_sha256
 
 LEAD = "Every number above comes from these files. A run with changed files is refused."
@@ -20,19 +20,16 @@ DISTRIBUTION = "gradient-probe"
 
 def provenance(report: Report) -> Section:
     """Return the section with the facts and commands of each run."""
-    runs, tables = [], {}
+    runs = []
     for run in report.runs:
-        table = facts(run, report)
-        tables[run.path.name] = [table]
         config = orjson.dumps(run.config, option=orjson.OPT_INDENT_2).decode()
         root, name = run.path.parent.parent, f"{run.path.name}-again"
         stored, out = shlex.quote(str(run.path / CONFIG_FILE)), shlex.quote(str(root))
         manifests = (run.path / MANIFEST_FILE, root / "runs" / name / MANIFEST_FILE)
         compared = " ".join(shlex.quote(str(path)) for path in manifests)
         repeat = f"probe {run.settings.verb} --config {stored} --name {name} --out {out}\ncmp {compared}"
-        runs.append({"name": run.path.name, "facts": table, "repeat": repeat, "config": config})
-    html = render("provenance.html", report=report.command, runs=runs)
-    return Section(id="provenance", title="Provenance", lead=LEAD, html=html, tables=tables)
+        runs.append({"name": run.path.name, "facts": facts(run, report), "repeat": repeat, "config": config})
+    return section("Provenance", LEAD, "provenance.html", report=report.command, runs=runs)
 
 
 def facts(run: Run, report: Report) -> TextTable:

@@ -14,14 +14,11 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.verdict.pools import read_pools
 from probe.records.records import SampleRecord, TokenRecord
 from probe.records.run import read_tokens
-from probe.report.facts import gist_of
 from probe.report.inputs import samples_of, slug
 from replay_pools.rollout import Rollout
 
 MOST_EVIDENCE = 4  # lines on the first screen, in each direction
 LEAST_PUSH = 5e-5  # smaller pushes round to 0 in four decimals
-SIDES = ("toward the hack", "away from the hack")
-NO_SHARES = "To see lines instead of rollouts, record the shares of tokens: --set token_attribution=N (steps)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,29 +135,16 @@ def pushes(shown: Sequence[ShownRollout]) -> list[dict[str, Any]]:
     return sorted(ranked, key=lambda row: (-row["number"], row["text"]))
 
 
-def evidence(shown: Sequence[ShownRollout], anchors: set[str]) -> dict[str, Any] | None:
-    """Return the lines with the largest pushes, else the rollouts with the largest cosines, for `verdict.html`.
-
-    Args:
-        shown: rollouts of a run; without any, the result is None.
-        anchors: anchors of the rollouts shown in the page; others get no link.
-    """
-    if not shown:
-        return None
+def evidence(shown: Sequence[ShownRollout]) -> dict[str, Any] | None:
+    """Return the lines with the largest pushes, for `verdict.html`; None if no tokens have shares."""
     num_split = sum(one.tokens is not None for one in shown)
-    kind, note, digits = "Lines", f"From the {num_split} of {len(shown)} rollouts whose tokens have shares.", 4
-    rows = pushes(shown)
-    if not any(abs(row["number"]) > LEAST_PUSH for row in rows):
-        kind, note, digits = "Rollouts", NO_SHARES, 3
-        rows = [
-            {
-                "text": gist_of(one.rollout),
-                "anchor": one.anchor if one.anchor in anchors else None,
-                "number": one.cosine,
-            }
-            for one in sorted(shown, key=lambda one: -one.cosine)
-        ]
-    toward = [row for row in rows if row["number"] > LEAST_PUSH][:MOST_EVIDENCE]
-    away = [row for row in reversed(rows) if row["number"] < -LEAST_PUSH][:MOST_EVIDENCE]
-    lists = {f"{kind} that push {side}": rows for side, rows in zip(SIDES, (toward, away), strict=True)}
-    return {"lists": lists, "note": note, "digits": digits}
+    rows = [row for row in pushes(shown) if abs(row["number"]) > LEAST_PUSH]
+    if not rows:
+        return None
+    toward = [row for row in rows if row["number"] > 0][:MOST_EVIDENCE]
+    away = [row for row in reversed(rows) if row["number"] < 0][:MOST_EVIDENCE]
+    note = f"From the {num_split} of {len(shown)} rollouts whose tokens have shares."
+    return {
+        "lists": {"Lines that push toward the hack": toward, "Lines that push away from the hack": away},
+        "note": note,
+    }

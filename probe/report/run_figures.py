@@ -42,8 +42,14 @@ STANDS_OUT = 0.05  # Bonferroni over modules
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
-# An estimate of a forest plot: (label, note with its numbers, estimate, band without a signal, threshold to exceed)
-Row = tuple[str, str, Estimate, tuple[float, float] | None, float | None]
+class Row(NamedTuple):
+    """An estimate of a forest plot."""
+
+    label: str
+    note: str  # its numbers
+    estimate: Estimate
+    band: tuple[float, float] | None = None  # without a signal
+    threshold: float | None = None  # to exceed
 
 
 class Forest(NamedTuple):
@@ -90,7 +96,7 @@ def forest(
 
     What lies beyond the limits is cut; an arrow marks an end or a value there.
     """
-    known = [row for row in rows if row[2].value is not None]
+    known = [row for row in rows if row.estimate.value is not None]
     for place, (label, note, row, band, threshold) in enumerate(known):
         low, value, high = row.span
         if band is not None:
@@ -117,9 +123,8 @@ def answers(axes: Axes, analysis: Analysis) -> None:
         number = finding.number
         if number is not None and finding.counts_from is not None:
             note = format(number, ".0%" if finding.name == "removable" else ".2f").replace("-", "\u2212")
-            rows.append((QUESTIONS[finding.name], note, number, None, finding.counts_from))
-    axes.set_title("The answers in numbers")
-    axes.set_xlabel("estimate and 95% interval")
+            rows.append(Row(QUESTIONS[finding.name], note, number, threshold=finding.counts_from))
+    axes.set(title="The answers in numbers", xlabel="estimate and 95% interval")
     forest(axes, rows, limits=(-0.5, 1.5))
     if rows:
         axes.set_xlim(-0.56, 1.56)
@@ -134,9 +139,8 @@ def family(axes: Axes, analyses: Sequence[Analysis], name: str) -> None:
             if len(analyses) > 1:
                 label = f"{label_of(analysis)} \u00b7 {label}"
             note = format(row, FAMILIES[name].form).replace("-", "\u2212")
-            rows.append((label, note, row, _band(analysis, name, row), None))
-    axes.set_title(shown_as.title)
-    axes.set_xlabel(shown_as.xlabel)
+            rows.append(Row(label, note, row, band=_band(analysis, name, row)))
+    axes.set(title=shown_as.title, xlabel=shown_as.xlabel)
     # A share of nearly nothing has an interval without end.
     limits = (-1.0, 2.0) if name == "removed" else (-math.inf, math.inf)
     forest(axes, rows, centre=shown_as.centre, null=shown_as.null, limits=limits)
@@ -173,15 +177,14 @@ def distribution(axes: Axes, analysis: Analysis) -> None:
         axes.plot([mean], [place + 0.3], "o", color=INK, ms=4, ls="none", label="mean of prompts, 95%")
         units = f"{plural(len(means), 'prompt')}, {plural(num_rollouts, 'rollout')}"
         _write_row(axes, place, label, f"{signed(mean)} \u00b7 {units}")
-    axes.set_title("Which rollouts push the update toward the hack?")
-    axes.set_xlabel("cosine of a rollout's part of the update with v_hack")
+    xlabel = "cosine of a rollout's part of the update with v_hack"
+    axes.set(title="Which rollouts push the update toward the hack?", xlabel=xlabel)
     _rows_of(axes, len(rows), 0.0, 1.35 * ROW)
 
 
 def module_map(axes: Axes, analysis: Analysis) -> None:
     """Draw z of every module under shuffled labels, with a colour bar; the title says what stands out."""
-    rows = analysis.of("modules")
-    if not rows:
+    if not (rows := analysis.of("modules")):
         return
     places = {row.name: layer_and_kind(row.name) for row in rows}
     layers = sorted({layer for layer, _ in places.values()})
@@ -191,22 +194,20 @@ def module_map(axes: Axes, analysis: Analysis) -> None:
         (layer, kind), z = places[row.name], row.parts["z"]
         corner = layers.index(layer) - 0.5, kinds.index(kind) - 0.5
         axes.add_patch(Rectangle(corner, 1, 1, fc=_shade(z / largest), ec=PAPER, lw=1))
+    strong = [row.name for row in rows if 2 * ndtr(-abs(row.parts["z"])) * len(rows) < STANDS_OUT]
+    what = f"{plural(len(strong), 'module')} of {len(rows)} stand out" if strong else "No module stands out"
+    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(len(kinds) - 0.5, -0.5))
+    axes.set(title=f"Where in the network? {what}", xlabel="layer", ylabel="module")
     stride = math.ceil(len(layers) / 14)
     axes.set_xticks(range(0, len(layers), stride), [str(layer) for layer in layers[::stride]])
     axes.set_yticks(range(len(kinds)), kinds)
-    axes.set_xlim(-0.5, len(layers) - 0.5)
-    axes.set_ylim(len(kinds) - 0.5, -0.5)
     axes.grid(visible=False)
-    strong = [row.name for row in rows if 2 * ndtr(-abs(row.parts["z"])) * len(rows) < STANDS_OUT]
-    what = f"{plural(len(strong), 'module')} of {len(rows)} stand out" if strong else "No module stands out"
-    axes.set_title(f"Where in the network? {what}")
-    axes.set(xlabel="layer", ylabel="module")
     set_height(axes, 1.3 + 0.22 * len(kinds))
     bar = axes.inset_axes((1.04, 0, 0.05, 1))
     for i in range(-10, 11):
         bar.add_patch(Rectangle((0, i - 0.5), 1, 1, fc=_shade(i / 10), ec="none"))
-    bar.set(ylim=(-10.5, 10.5), xlim=(0, 1), yticks=(-10, 0, 10), xticks=())
-    bar.set_yticklabels([f"\u2212{largest:.1f}", "0", f"+{largest:.1f}"])
+    bar.set(ylim=(-10.5, 10.5), xlim=(0, 1), xticks=())
+    bar.set_yticks((-10, 0, 10), [f"\u2212{largest:.1f}", "0", f"+{largest:.1f}"])
     bar.yaxis.tick_right()
     bar.set_ylabel("z under shuffled pairs", rotation=270, labelpad=12)
     bar.yaxis.set_label_position("right")

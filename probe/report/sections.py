@@ -18,14 +18,12 @@ from probe.analysis.verdict.verdict import Verdict, effect_and_price
 from probe.report.drawing import drawn
 from probe.report.facts import CLEAN, HACKED, UNLABELLED
 from probe.report.inputs import Report, label_of
-from probe.report.page import Section, render
+from probe.report.page import Section, section
 from probe.report.rollouts import RunRollouts
 from probe.report.run_figures import family, figures_of
-from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training
-from probe.report.trainings import rates_of, trained_arms
+from probe.report.trainings import MOST_NAMED, RATES, figures_of_training, rates_of, trained_arms
 from probe.report.viewer import viewer_data
 
-VALIDITY = "Validity, part by part: can the measurement be believed?"
 MOST_ARMS = 6  # more arms are shown as counts of verdicts
 COLOURED = {"coloured": "coloured tokens first"}  # then by alignment with the hack
 ORDERS = {  # keys of page.js
@@ -38,29 +36,27 @@ ORDERS = {  # keys of page.js
 }
 
 
-def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
+def verdict(report: Report, arms: Sequence[Verdict], pushes: Mapping[str, Any] | None) -> Section:
     """Return the section of the verdict on the spec, the single run, or the trained arms of several runs.
 
     Args:
         report: the report to judge.
+        arms: its `arm_verdicts`.
         pushes: `probe.report.rollouts.evidence` of a single run, else None.
     """
-    context: dict[str, Any] = {"run": None, "arms": [], "verdict": None, "replay": None, "pushes": pushes}
-    arms, lead, figures = arm_verdicts(report), "Brackets are 95% intervals.", []
+    lead, content = "Brackets are 95% intervals.", dict[str, Any]()
     if report.evaluation is not None:
         lead = report.evaluation.spec.experiment.question
-        context |= {"verdict": report.evaluation.verdict, "replay": report.evaluation.replay}
+        content = {"verdict": report.evaluation.verdict, "replay": report.evaluation.replay}
     elif report.judged is not None:
-        context["run"] = _of_run(report.judged)
-        figures = context["run"]["answers"]
+        content = {"run": report.judged, "answers": figures_of(report.judged, "verdict"), "pushes": pushes}
     elif 0 < len(arms) <= MOST_ARMS:
-        context["arms"] = arms
+        content = {"arms": arms}
     else:
         words = Counter([arm.word for arm in arms] or [analysis.verdict.word for analysis in report.analyses])
         counted = "; ".join(f"{word}: {count} of {words.total()}" for word, count in words.items())
-        context["verdict"] = Verdict(about={}, word=counted, sentence="", findings=[])
-    html = _rendered("first.html", **context)
-    return Section(id="verdict", title="Verdict", lead=lead, html=html, figures=figures)
+        content = {"verdict": Verdict(about={}, word=counted, sentence="", findings=[])}
+    return section("Verdict", lead, "first.html", content.get("answers", ()), **content)
 
 
 def compared(report: Report) -> list[Section]:
@@ -68,19 +64,14 @@ def compared(report: Report) -> list[Section]:
     sections = []
     if report.evaluation is not None:
         lead = "The criteria were written before the data. Each has its result."
-        html = _rendered("criteria.html", rows=report.evaluation.verdict.findings)
-        sections.append(Section(id="criteria", title="Criteria", lead=lead, html=html))
+        sections.append(section("Criteria", lead, "criteria.html", rows=report.evaluation.verdict.findings))
     if report.evaluation is not None or len(report.analyses) > 1:
-        table = overview(report.analyses)
-        figures = [each for each in (drawn("alignment", family, report.analyses, "cos_in"),) if each is not None]
-        runs = [_of_run(analysis) for analysis in report.drawn]
-        answers = [each for run in runs for each in run["answers"]]
-        tables = {"": [table]} | {label_of(each): [_validity(each)] for each in report.analyses}
-        html = _rendered("runs.html", overview=table, figures=figures, runs=runs)
         lead = "Each run is one row; its verdict is folded below."
-        sections.append(
-            Section(id="runs", title="Runs", lead=lead, html=html, figures=[*figures, *answers], tables=tables)
-        )
+        figures = [each for each in (drawn("alignment", family, report.analyses, "cos_in"),) if each is not None]
+        runs = {label_of(analysis): (analysis, figures_of(analysis, "verdict")) for analysis in report.drawn}
+        every = [*figures, *(each for _, answers in runs.values() for each in answers)]
+        table = overview(report.analyses)
+        sections.append(section("Runs", lead, "runs.html", every, overview=table, figures=figures, runs=runs))
     return sections
 
 
@@ -91,62 +82,55 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
         report: a report with training runs.
         verdicts: verdicts on arms after training, compared with vanilla.
     """
-    arms = _telling_first(trained_arms(report))
+    arms = trained_arms(report)
+    if len(arms) > MOST_NAMED:  # not all have a colour
+        arms = [arms[0], *sorted(arms[1:], key=lambda arm: arm.mean("hack", "final"))]
     figures = figures_of_training(arms)
     if not figures:
         return None
-    tables = [table for table in (_outcomes(verdicts), _evaluations(arms)) if table.rows]
-    return Section(
-        id="training",
-        title="Training",
-        lead="Rates on held-out problems, asked with the hint. Intervals are over seeds and problems; with a single "
-        "seed they leave out the variation between seeds.",
-        html=_panels({"": figures}, {"": tables}),
-        figures=figures,
-        tables={"": tables},
+    lead = (
+        "Rates on held-out problems, asked with the hint. Intervals are over seeds and problems; with a single seed "
+        "they leave out the variation between seeds."
     )
+    tables = [table for table in (_outcomes(verdicts), _evaluations(arms)) if table.rows]
+    return section("Training", lead, "figures.html", figures, runs={"": (figures, tables)})
 
 
-def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> tuple[Section, set[str]]:
-    """Return the viewer of rollouts, and the anchors of the rollouts shown."""
-    data, anchors, largest_share = viewer_data(rollouts_by_run)
+def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> Section:
+    """Return the viewer of rollouts."""
+    data, num_shown, largest_share = viewer_data(rollouts_by_run)
     found = [one for _, shown, _ in rollouts_by_run for one in shown]
     num_coloured = sum(one.tokens is not None for one in found)
     cautions = [sentence for *_, missing in rollouts_by_run for sentence in missing]
-    if anchors and len(anchors) < len(found):
-        words = f"The page has {len(anchors)} of {len(found)} rollouts: of each source and label, those with"
+    if 0 < num_shown < len(found):
+        words = f"The page has {num_shown} of {len(found)} rollouts: of each source and label, those with"
         cautions.append(f"{words} coloured tokens and the largest cosines. probe show prints the others.")
     known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in found) else [])]
-    html = render(
+    return section(
+        "Rollouts",
+        "The number of a row is the cosine of the rollout's part of the update with v_hack.",
         "rollouts.html",
         cautions=cautions,
-        data=data if anchors else "",
+        data=data if num_shown else "",
         largest_share=largest_share,
         labels={"": "all", **{name: name for name in known}},
         sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in found},
         runs={"": "every run"} | {str(i): name for i, (name, *_) in enumerate(rollouts_by_run)},
         orders=(COLOURED if 0 < num_coloured < len(found) else {}) | ORDERS,
     )
-    lead = "The number of a row is the cosine of the rollout's part of the update with v_hack."
-    return Section(id="rollouts", title="Rollouts", lead=lead, html=html), anchors
 
 
 def estimates(report: Report) -> Section:
-    """Return the figures of the first analyses, a forest plot per family, and the tables of all analyses."""
-    tables = {label_of(analysis): all_tables(analysis) for analysis in report.analyses}
-    by_label = {label_of(analysis): figures_of(analysis, "estimates") for analysis in report.drawn}
-    num_more = len(report.analyses) - len(report.drawn)
-    html = _panels(by_label, tables, empty="This run has no estimate along v_hack.", num_more=num_more)
-    if report.judged is not None:
-        html += _rendered("criteria.html", rows=[], run={"validity": report.judged.validity})
-        tables = {label: [*of_run, _validity(report.judged)] for label, of_run in tables.items()}
-    return Section(
-        id="estimates",
-        title="Estimates",
-        lead="The numbers behind the verdict. Their unit is the prompt: rollouts of one prompt resemble each other.",
-        html=html,
-        figures=[figure for of_one in by_label.values() for figure in of_one],
-        tables=tables,
+    """Return the figures and tables of the first analyses: a forest plot per family, and every estimate."""
+    runs = {label_of(each): (figures_of(each, "estimates"), all_tables(each)) for each in report.drawn}
+    return section(
+        "Estimates",
+        "The numbers behind the verdict. Their unit is the prompt: rollouts of one prompt resemble each other.",
+        "figures.html",
+        [figure for figures, _ in runs.values() for figure in figures],
+        runs=runs,
+        num_more=len(report.analyses) - len(report.drawn),
+        validity=None if report.judged is None else report.judged.validity,
     )
 
 
@@ -171,44 +155,6 @@ def overview(analyses: Sequence[Analysis]) -> TextTable:
     header = ("run", "verdict", "arm", "prompts", "cos_in", "flip p", "N2 p", "AUROC")
     title = "The arm that stands for vanilla in each run"
     return TextTable(name="overview", title=title, header=header, rows=rows, left=3)
-
-
-def _rendered(template: str, **context: Any) -> str:
-    return render(template, validity=VALIDITY, **({"run": None} | context))
-
-
-def _of_run(analysis: Analysis) -> dict[str, Any]:
-    return {
-        "label": label_of(analysis),
-        "verdict": analysis.verdict,
-        "questions": analysis.verdict.asked,
-        "answers": figures_of(analysis, "verdict"),
-        "validity": analysis.validity,
-    }
-
-
-def _validity(analysis: Analysis) -> TextTable:
-    """Return the parts of a run's measurement as a table, for the files."""
-    rows = [(part.name, part.says, part.text) for part in analysis.validity]
-    return TextTable(name="validity", title=VALIDITY, header=("part", "says", "text"), rows=rows, left=3)
-
-
-def _panels(
-    figures: Mapping[str, Sequence[Any]],
-    tables: Mapping[str, Sequence[TextTable]],
-    *,
-    empty: str = "",
-    num_more: int = 0,
-) -> str:
-    """Render figures and their folded tables, by the label of the run."""
-    return render("figures.html", figures=figures, tables=tables, empty=empty, num_more=num_more)
-
-
-def _telling_first(arms: Sequence[TrainedArm]) -> list[TrainedArm]:
-    """Keep the first arm and, if not all have a colour, sort the others by final hack rate, lowest first."""
-    if len(arms) <= MOST_NAMED:
-        return list(arms)
-    return [arms[0], *sorted(arms[1:], key=lambda arm: arm.mean("hack", "final"))]
 
 
 def _outcomes(verdicts: Sequence[Verdict]) -> TextTable:

@@ -16,37 +16,27 @@ from replay_pools.base.terminal import visible
 from replay_pools.rollout import runs_of
 
 MOST_ROLLOUTS = 200  # in a page; more are in the pools, which `probe show` prints
-MOST_CHARACTERS = 2_000_000  # of their texts
 SNIPPET = 400  # characters of a rollout in its row
 SHARE_UNIT = 1e-5  # the page stores shares as integer multiples; page.js multiplies them back
 
 
-def viewer_data(rollouts_by_run: Sequence[RunRollouts]) -> tuple[str, set[str], float | None]:
-    """Encode the rollouts to read first of every run, an equal number of each.
+def viewer_data(rollouts_by_run: Sequence[RunRollouts]) -> tuple[str, int, float | None]:
+    """Encode the rollouts to read first of every run, an equal number of each, sorted by step and sample.
 
-    Returns (JSON, anchors of the included rollouts, the share drawn in full colour or None without shares).
+    Returns (JSON, number of the included rollouts, the share drawn in full colour or None without shares).
     """
-    runs, rows, anchors, scales = [], [], set(), []
+    runs, rows, scales = [], [], []
     for number, (name, shown, _) in enumerate(rollouts_by_run):
-        chosen = _chosen(shown, len(rollouts_by_run))
+        chosen = to_read_first(shown)[: max(MOST_ROLLOUTS // len(rollouts_by_run), 1)]
         scale = _largest_share(chosen)
         largest = max((abs(one.cosine) for one in chosen), default=0.0) or 1.0
         units = None if scale is None else round(scale / SHARE_UNIT)
         runs.append({"name": visible(name), "largest": largest, "scale": units})
-        anchors |= {one.anchor for one in chosen}
-        rows += [_row(one, number) for one in chosen]
+        rows += [_row(one, number) for one in sorted(chosen, key=lambda one: (one.sample.step, one.sample.sample_id))]
         scales += [] if scale is None else [scale]
     # The JSON has no `<`, so no text can close the script element.
     json = dump_json({"runs": runs, "rows": rows}).replace(b"<", b"\\u003c").decode()
-    return json, anchors, max(scales, default=None)
-
-
-def _chosen(shown: Sequence[ShownRollout], num_runs: int) -> list[ShownRollout]:
-    """Return the first rollouts within the limits, sorted by step and sample."""
-    ordered = to_read_first(shown)[: max(MOST_ROLLOUTS // num_runs, 1)]
-    sizes = accumulate(len(one.rollout.prompt) + len(one.rollout.completion) for one in ordered)
-    kept = [one for one, size in zip(ordered, sizes, strict=True) if size <= MOST_CHARACTERS // num_runs]
-    return sorted(kept, key=lambda one: (one.sample.step, one.sample.sample_id))
+    return json, len(rows), max(scales, default=None)
 
 
 def _row(shown: ShownRollout, run: int) -> dict[str, Any]:

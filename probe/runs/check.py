@@ -88,7 +88,7 @@ def check(
     try:
         own: dict[str, Any] = {"intervention.extraction.k": k, "steps": steps, "model.name": model and str(model)}
         if pairs is not None:
-            own[PAIRS] = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
+            own[PAIRS] = store_rows(pairs, out / "pairs")
         options = {**settings, **{key: value for key, value in own.items() if value is not None}}
         config, given = configure("replay", options=options), {*options}
         log, notes = checked(rows, config, given, mapping=mapping, format_name=format_name, skip_bad=skip_bad)

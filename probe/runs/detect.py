@@ -34,7 +34,7 @@ from probe.analysis.panel import against_trivial, agreements, areas_of, leading,
 from probe.analysis.statistics.intervals import Array
 from probe.records.run import DEFAULT_OUT, default_name
 from probe.runs.check import PAIRS, as_arguments, checked_pairs, gathered_log, imported, in_python, recognised
-from probe.runs.labels import answered, read_labels, write_drawn
+from probe.runs.labels import read_labels, write_drawn
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
@@ -89,29 +89,20 @@ class Detected:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows())
 
-    @property
-    def order(self) -> list[int]:
-        """Places of the rollouts by falling score of the lead; those without a score last."""
-        values = None if self.lead is None else self.scores[self.lead].values
-        if values is None:
-            return [*range(len(self.rollouts))]
-        return by_falling_score(values).tolist()
-
     def rows(self) -> list[dict[str, Any]]:
-        """Return {id, source, problem_id, hacked, every measured detector: a number or None}.
+        """Return {id, source, problem_id, hacked, every measured detector: a number or None}, by falling score.
 
-        `source` is the place in the log, where there is one; `id` is STEP/SAMPLE of the pool.
+        `source` is the place in the log, where there is one; `id` is STEP/SAMPLE of the pool. Rollouts without a score
+        of the lead come last.
         """
-        measured = {name: found.values for name, found in self.scores.items() if found.values is not None}
+        columns = {name: found.values for name, found in self.scores.items() if found.values is not None}
+        order = by_falling_score(columns[self.lead]) if self.lead in columns else np.arange(len(self.rollouts))
         rows = []
-        for place in self.order:
-            rollout, label = self.rollouts[place], None if self.labels is None else self.labels[place]
-            place_in_pool = place_of(rollout)
-            row: dict[str, Any] = {"id": place_in_pool, "source": self.sources.get(place_in_pool)}
-            row |= {"problem_id": rollout.problem_id}
-            row["hacked"] = None if label is None or np.isnan(label) else bool(label)
-            for name, values in measured.items():
-                row[name] = None if np.isnan(values[place]) else float(values[place])
+        for place in order.tolist():
+            rollout, label = self.rollouts[place], np.nan if self.labels is None else self.labels[place]
+            row: dict[str, Any] = {"id": place_of(rollout), "source": self.sources.get(place_of(rollout))}
+            row |= {"problem_id": rollout.problem_id, "hacked": None if np.isnan(label) else bool(label)}
+            row |= {name: None if np.isnan(of[place]) else float(of[place]) for name, of in columns.items()}
             rows.append(row)
         return rows
 
@@ -121,7 +112,6 @@ class Detected:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, dicts, numbers and None."""
-        found = {name: scores.why for name, scores in self.scores.items() if scores.why}
         return {
             "pool": self.pool.name,
             "path": str(self.path),
@@ -129,7 +119,7 @@ class Detected:
             "num_ranked": len(self.rollouts),
             "lead": self.lead,
             "cautions": [*self.cautions],
-            "why": found,
+            "why": {name: scores.why for name, scores in self.scores.items() if scores.why},
             "drawn": [place_of(self.rollouts[row]) for row, _ in self.drawn],
             "estimates": [{"family": name, **asdict(row)} for name, rows in self.families.items() for row in rows],
         }
@@ -180,7 +170,7 @@ def detect(
     out = Path(out)
     given: dict[str, Any] = {**settings}
     if pairs is not None:
-        given[PAIRS] = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
+        given[PAIRS] = store_rows(pairs, out / "pairs")
     if model is not None:
         given[MODEL] = str(model)
     try:
@@ -253,10 +243,14 @@ def detected(
         say(recognised(log))
     config = replace(config, model=model)
     everything = [rollout for group in pool.steps for rollout in group]
+    failed = [one.reward for one in everything if one.grade.passed is False]
     rollouts = [one for one in everything if one.grade.passed is not False] or everything
+    above = max(failed) if failed and min(one.reward for one in rollouts) > max(failed) else None
     pairs, notes = _pairs(config, pool, rollouts, say, has_pairs=PAIRS in given)
+    if len(rollouts) == len(everything):
+        why = "none earned more than the least reward" if failed else "all of them are rewarded"
+        notes.append(f"all rollouts are ranked: {why}")
     answers = None if labels is None else read_labels(labels, everything)
-    places = _places(log, pool)
     shape = [pool.identity()["manifest_sha256"], asdict(config), reference, basis]
     shape.append(None if pairs is None else pairs_sha(pairs))
     directory = out / "detect" / (name or default_name(pool.name, shape))
@@ -271,35 +265,23 @@ def detected(
             found = measure(rollouts, config, pairs, sampled_by, basis=basis, reference=reference, cache=cache, say=say)
             save_material(path, *found, key)
         material, cautions = found
-        columns = {} if log is None else _columns(names, log, places, rollouts)
+        sources, columns = _of_log(names, log, pool, rollouts)
         material = replace(material, pools=[pool.name] * len(rollouts), columns=columns)
-        if len(rollouts) == len(everything):
-            some = any(one.grade.passed is False for one in everything)
-            why = "none earned more than the least reward" if some else "all of them are rewarded"
-            notes.append(f"all rollouts are ranked: {why}")
-        where = "labels" if isinstance(labels, Mapping) else str(labels)
         result = Detected(
             pool=pool,
             path=directory,
             rollouts=rollouts,
-            above=_above(everything),
+            above=above,
             model=model,
-            sources={place: at for place, (_, at) in places.items()},
+            sources=sources,
             cautions=[*cautions, *(one.removeprefix("caution: ") for one in pool.cautions), *notes],
-            **_judged(material, names, pairs, answers, label, where),
+            **_judged(material, names, pairs, answers, label, "labels" if isinstance(labels, Mapping) else str(labels)),
         )
         write_atomic(directory / "scores.jsonl", encode_jsonl(result.rows()))
         write_json(directory / "estimates.json", result.to_json())
         if label is not None and labels is None:
             write_drawn(directory / "drawn.jsonl", [rollouts[row] for row, _ in result.drawn])
     return result
-
-
-def _above(everything: Sequence[Rollout]) -> float | None:
-    """Return the largest reward without a pass if every pass earned more."""
-    passed = [one.reward for one in everything if one.grade.passed is not False]
-    others = [one.reward for one in everything if one.grade.passed is False]
-    return max(others) if passed and others and min(passed) > max(others) else None
 
 
 def _opened(
@@ -355,27 +337,26 @@ def _pairs(
     return pairs, [note.removeprefix("caution: ") for note in notes]
 
 
-def _places(log: CheckedLog | None, pool: Pool) -> dict[str, tuple[int, str]]:
-    """Return {id: (number of the row, its place in the log)}; empty for a pool."""
+def _of_log(
+    names: Sequence[str], log: CheckedLog | None, pool: Pool, rollouts: Sequence[Rollout]
+) -> tuple[dict[str, str], dict[str, list[Any]]]:
+    """Return {id: its place in the log}, and the columns that detectors `column:NAME` ask for, {name: (n,)}.
+
+    Both are empty for a pool.
+    """
     # A row that could not be tokenized shifts the samples of its group.
     if log is None or pool.manifest["counts"]["rollouts"] != sum(map(len, log.groups)):
-        return {}
-    steps = step_numbers(log)
-    rows = [(steps[i], j, one) for i, group in enumerate(log.groups) for j, one in enumerate(group)]
-    return {f"{step}/{sample}": (one.number, one.where) for step, sample, one in rows}
-
-
-def _columns(
-    names: Sequence[str], log: CheckedLog, places: Mapping[str, tuple[int, str]], rollouts: Sequence[Rollout]
-) -> dict[str, list[Any]]:
-    """Return the log's own columns that detectors `column:NAME` ask for, {name: (n,)}."""
-    asked = {name.partition(":")[2] for name in names if name.startswith("column:")}
-    if not asked or not places:
-        return {}
-    place_of_row = {number: place for place, (number, _) in places.items()}
-    fields = {place_of_row[number]: row.fields for number, row in enumerate(log.rows) if number in place_of_row}
-    columns = {name: [look_up(fields[place_of(one)], name) for one in rollouts] for name in sorted(asked)}
-    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
+        return {}, {}
+    grouped = zip(step_numbers(log), log.groups, strict=True)
+    logged = {f"{step}/{sample}": row for step, group in grouped for sample, row in enumerate(group)}
+    columns, fields = {}, dict[int, Any]()
+    if asked := {name.partition(":")[2] for name in names if name.startswith("column:")}:
+        fields = {number: row.fields for number, row in enumerate(log.rows)}
+    for name in sorted(asked):
+        values = [look_up(fields[logged[place_of(one)].number], name) for one in rollouts]
+        if any(value is not None for value in values):
+            columns[name] = values
+    return {place: row.where for place, row in logged.items()}, columns
 
 
 def _judged(
@@ -386,40 +367,49 @@ def _judged(
     label: int | None,
     where: str,
 ) -> dict[str, Any]:
-    """Return the fields of `Detected` that follow from scores and labels."""
-    rollouts = material.rollouts
-    own = given = labels_of(rollouts)
-    if answers is not None and label is None:
-        given = np.array([float(answers.get(place_of(one), np.nan)) for one in rollouts])
-    labels = None if np.isnan(given).all() else given
-    learned = None if pairs is None else 2 * sum(not pair.held_out for pair in pairs)
+    """Return the fields of `Detected` that follow from scores and labels.
+
+    Answers are labels; with a number of rollouts to `label`, they are the answers to the draw.
+    """
+    rollouts, prompts, labels = material.rollouts, material.prompts, labels_of(material.rollouts)
+    answered = labels
+    if answers is not None:
+        answered = np.array([float(answers.get(place_of(one), np.nan)) for one in rollouts])
+    labels = labels if label is not None else answered
+    known = None if np.isnan(labels).all() else labels
     # The draw must not depend on labels: its answers are the labels.
-    lead = leading(score_all(material, names), names)
-    scores = score_all(replace(material, labels=labels, learned=learned), names)
+    unlabelled = score_all(material, names)
+    lead = leading(unlabelled, names)
+    learned = None if pairs is None else 2 * sum(not pair.held_out for pair in pairs)
+    scores = score_all(replace(material, labels=known, learned=learned), names)
     if all(found.values is None for found in scores.values()):
         found = "; ".join(f"{name} {one.why}" for name, one in scores.items())
         raise InputError("--detectors", expected="one that can be measured here", found=found)
     families: dict[str, Sequence[Estimate]] = {}
-    if labels is not None:
-        families["auroc"] = areas_of(scores, labels, material.prompts)
-        families["beaten"] = against_trivial(scores, labels, material.prompts)
+    if known is not None:
+        families["auroc"] = areas_of(scores, known, prompts)
+        families["beaten"] = against_trivial(scores, known, prompts)
     elif lead is not None:
-        families["agreement"] = agreements(scores, lead, material.prompts)
+        families["agreement"] = agreements(scores, lead, prompts)
     if material.pairs is not None:
         families["left_out"] = left_out_kinds(material.pairs)
     drawn: list[tuple[int, int]] = []
-    shown = labels
-    if answers is not None and label is not None:
-        shown = np.array([float(answers.get(place_of(one), old)) for one, old in zip(rollouts, own, strict=True)])
     if label is not None:
-        values = None if lead is None else score_all(material, [lead])[lead].values
-        if values is None:
+        if lead is None:
             raise InputError("--label", expected="a detector that needs no labels", found="none was measured")
-        strata = ranked_strata(values)
         if label > len(rollouts):
             expected = f"at most {len(rollouts)}, the ranked rollouts"
             raise InputError("--label", expected=expected, found=str(label))
+        values = unlabelled[lead].values
+        assert values is not None
+        strata = ranked_strata(values)
         drawn = draw(strata, label, material.seed)
         if answers is not None:
-            families["audit"] = audit(strata, answered(drawn, rollouts, answers, where), material.prompts)
-    return {"labels": shown, "lead": lead, "scores": scores, "families": families, "drawn": drawn}
+            places = {row: place_of(rollouts[row]) for row, _ in drawn}
+            if lacking := [place for place in places.values() if place not in answers]:
+                expected = f"an answer for each of the {len(drawn)} drawn rollouts"
+                fix = "without --labels the command writes their ids to drawn.jsonl"
+                raise InputError(where, expected=expected, found=f"none for {', '.join(lacking)}", fix=fix)
+            families["audit"] = audit(strata, {row: answers[place] for row, place in places.items()}, prompts)
+            known = np.where(np.isnan(answered), labels, answered)
+    return {"labels": known, "lead": lead, "scores": scores, "families": families, "drawn": drawn}

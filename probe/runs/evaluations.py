@@ -40,8 +40,8 @@ from extraction.passes import score
 from probe.analysis.horizon import start_cautions
 from probe.analysis.training_runs import evaluation_path
 from probe.objective.kl import kl_terms
-from probe.records.records import nullable
-from probe.records.run import EVALS_FILE, EVALUATIONS_DIR, STEPS_FILE, read_evals, read_steps
+from probe.records.records import StepRecord, nullable
+from probe.records.run import EVALS_FILE, EVALUATIONS_DIR, STEPS_FILE, read_evals, read_records
 from probe.runs.assemble import configured_policy
 from probe.runs.heldout import Weights, eval_settings, evaluate, held_out_rollouts, hold_out
 from probe.runs.monitors import Monitor
@@ -208,7 +208,7 @@ def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:
         raise InputError(directory, expected="a finished run of probe train", found="no run")
     model = replace(trained.model, device="auto", shard_base=False)
     config = EvalConfig(model=model, rollouts=trained.rollouts, evaluation=trained.evaluation)
-    return config, len(read_steps(directory / STEPS_FILE))
+    return config, len(read_records(StepRecord, directory / STEPS_FILE))
 
 
 def check_unseen(trained: EvalConfig, config: EvalConfig) -> None:

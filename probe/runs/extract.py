@@ -1,26 +1,185 @@
-"""`probe extract`, `probe.extract`: from pairs to a model's gradients and a direction."""
+"""`probe extract`, `probe.extract`, probe.Direction: v_hack with the gradients of its pairs, from pairs or from files.
 
+    NAME.safetensors          the directions
+    NAME.pairs.safetensors    the gradients of the pairs, which a replay needs for its controls
+    NAME.card.json            settings, pairs, accuracy of the sign on held-out pairs, hash
+
+The first and the last can be shared without the second.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self, final
 
+import numpy as np
+from scipy import stats
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from extraction.library import DirectionLibrary, check_pairs
+from extraction.adapters.frames import comparable
+from extraction.directions import (
+    Directions,
+    PairGradients,
+    load_directions,
+    load_pair_gradients,
+    save_directions,
+    save_pair_gradients,
+)
+from extraction.files import resolve_directions
+from extraction.library import DirectionLibrary, check_pairs, pairs_path
 from extraction.pair_files import store_rows
 from extraction.selection import selected_pairs
-from extraction.words import Basis
+from extraction.words import Basis, kind_of
+from probe.analysis.statistics.geometry import PairGram
+from probe.analysis.statistics.nulls import sign_transfer
 from probe.records.run import DEFAULT_OUT
 from probe.runs.assemble import configured_frames, configured_policy
-from probe.runs.direction_files import Direction
+from probe.runs.directions import CARD_SCHEMA, card_path, read_card
+from probe.runs.gram_recorder import extraction_settings, pair_products
 from probe.runs.policies import as_policy
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, normaliser
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import file_sha256, locked, plain_name, write_sealed
 from replay_pools.policy.load import Policy
 from replay_pools.vocabulary import Vocabulary, load_vocabulary, positions_of
+
+# Metadata of the direction file that the card repeats as `settings`.
+SETTINGS = (
+    "method",
+    "sides",
+    "k",
+    "tau",
+    "drop_bottom_frac",
+    "loss_type",
+    "max_completion_length",
+    "dtype",
+    "adapter_at_zero",
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Direction(Directions):
+    """v_hack of one model, made by `probe.extract` for `probe.cosines`, `probe.attach` and replays.
+
+    >>> direction = probe.extract("organism", pairs="builtin")
+    >>> direction
+    Direction(builtin, svd of organism: 77 directions in 28 modules, right on 15 of 16 held-out pairs)
+    >>> _ = direction.save("v_hack")
+    >>> probe.Direction.load("v_hack").num_directions()
+    77
+    """
+
+    pairs: PairGradients | None = None  # gradients it was extracted from; None if their file is missing
+    adapted: Mapping[str, Any] | None = None  # fields of `Adapted` for the model
+    truncation: dict[str, Any] | None = None  # `Frames.truncation` of the basis
+
+    @classmethod
+    def of(cls, found: Directions, **origin: Any) -> Self:
+        """Add the fields about their origin to directions."""
+        return cls(**{entry.name: getattr(found, entry.name) for entry in fields(Directions)}, **origin)
+
+    def save(self, name: str, out: str | Path = DEFAULT_OUT) -> Path:
+        """Write `out`/directions/NAME.safetensors, its pair gradients and its card; return the first path.
+
+        Raises:
+            InputError: no plain name, other directions of that name, or no pair gradients.
+        """
+        path = Path(out) / "directions" / f"{plain_name(name, 'name')}.safetensors"
+        if self.pairs is None:
+            fix = "copy the file that it was loaded from"
+            raise InputError("direction", expected="one with the gradients of its pairs", found="none", fix=fix)
+        with locked(path):
+            if path.exists() and _identity(load_directions(path)) != _identity(self):
+                fix = "use another name, or remove the file"
+                raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
+            save_pair_gradients(pairs_path(path), self.pairs)
+            save_directions(path, self)
+            write_sealed(card_path(path), self._card(path, self.pairs))
+        return path
+
+    @classmethod
+    def load(cls, file: str | Path, out: str | Path = DEFAULT_OUT) -> Self:
+        """Read a file of `save` or `probe extract` by its path or its name in `out`/directions.
+
+        Raises:
+            InputError: no such file, a damaged file, or one that does not match its card.
+        """
+        path = resolve_directions(file, Path(out))
+        card = read_card(path) if card_path(path).is_file() else {}
+        pairs = load_pair_gradients(pairs_path(path)) if pairs_path(path).is_file() else None
+        return cls.of(load_directions(path), pairs=pairs, adapted=card.get("adapted"))
+
+    def _card(self, path: Path, pairs: PairGradients) -> dict[str, Any]:
+        """Return the card of the direction file `path`."""
+        metadata, used = self.metadata, np.flatnonzero(~pairs.held_out.numpy())
+        return {
+            "schema": CARD_SCHEMA,
+            "file": path.name,
+            "sha256": file_sha256(path),
+            "basis": metadata["fingerprint"]["basis"],
+            "pairs": metadata["pairs"],
+            "pairs_sha256": metadata["pairs_sha256"],
+            "num_pairs": metadata["num_pairs"],
+            "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
+            "num_modules": len(self.vectors),
+            "adapted": self.adapted,
+            "num_directions": self.num_directions(),
+            "num_empty_modules": sum(not len(vectors) for vectors in self.vectors.values()),
+            "settings": {name: metadata[name] for name in SETTINGS},
+            "held_out": self.held_out(),
+            "fingerprint": metadata["fingerprint"],
+            "chat_template_sha256": metadata["chat_template_sha256"],
+            "tokenizer_sha256": metadata["tokenizer_sha256"],
+        }
+
+    def held_out(self) -> dict[str, Any]:
+        """Test if the sign transfers to held-out pairs: the share with a positive cosine, against chance.
+
+        Returns:
+            `num_pairs` with a cosine, `accuracy`, its exact 95% interval `ci95`, `mean_cos`, and the one-sided binomial
+            `p`; None if no pair has a cosine. {} without pairs.
+        """
+        if (pairs := self.pairs) is None:
+            return {}
+        gram = PairGram(  # as in a run's `gram/pairs.safetensors`
+            modules=tuple(pairs.hack),
+            sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
+            pairs=pair_products(pairs).numpy(),
+            held_out=pairs.held_out.numpy(),
+            **extraction_settings(pairs, self),
+        )
+        if (found := sign_transfer(gram)) is None:
+            return {"num_pairs": 0} | dict.fromkeys(("accuracy", "ci95", "mean_cos", "p"))
+        return {
+            "num_pairs": found.n,
+            "accuracy": found.value,
+            "ci95": [found.low, found.high],
+            "mean_cos": found.parts["mean_cos"],
+            "p": float(stats.binom.sf(found.parts["num_right"] - 1, found.n, 0.5)),
+        }
+
+    def __repr__(self) -> str:
+        """Return one line, because vectors have thousands of numbers."""
+        fingerprint = self.metadata["fingerprint"]
+        held_out = self.held_out()
+        known = ""
+        if held_out.get("num_pairs"):
+            count = held_out["num_pairs"]
+            known = f", right on {round(held_out['accuracy'] * count)} of {count} held-out pairs"
+        return (
+            f"Direction({self.metadata['pairs']}, {fingerprint['basis']} of {fingerprint['model_id']}: "
+            f"{self.num_directions()} directions in {len(self.vectors)} modules{known})"
+        )
+
+
+def _identity(directions: Directions) -> dict[str, Any]:
+    """Return all metadata of directions except the model's name, which may be a path."""
+    return directions.metadata | {"fingerprint": comparable(directions.metadata["fingerprint"])}
 
 
 def extract(
@@ -57,8 +216,7 @@ def extract(
         InputError: no such model, faulty pairs (all are listed), or fewer pairs than directions.
     """
     out = Path(out)
-    source = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
-    given = {"intervention.extraction.pairs": source, "intervention.extraction.k": k}
+    given = {"intervention.extraction.pairs": store_rows(pairs, out / "pairs"), "intervention.extraction.k": k}
     if isinstance(model, str | Path):
         return extracted(configure("replay", options={**settings, **given, "model.name": str(model)}), basis, out, say)
     return extracted(configure("replay", options={**settings, **given}), basis, out, say, as_policy(model, tokenizer))

@@ -25,6 +25,8 @@ NO_ADVANTAGE = "advantage is 0"
 ALL_CLIPPED = "every token is clipped"
 NO_GRADIENT = "gradient is 0"
 NO_VARIANCE = "no reward variance in the group"
+REPEATED = ("mean_cos_in", "mean_cos_out", "frac_fired")  # fields of a sample's record with the step's value
+OF_ROLLOUT = ("reward", "hacked", "gt_pass", "fmt_ok", "problem_id", "prompt_sha", "hint")  # with the rollout's
 HALF_A_CHARACTER = "\ufffd"  # decoders write this for an incomplete character
 
 
@@ -72,19 +74,13 @@ class Pieces:
 def sample_records(
     groups: Sequence[Group], rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult
 ) -> list[SampleRecord]:
-    """Return one record for each rollout of the step, group after group, under the loss variant and arm of `arm`.
-
-    `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's values, repeated in each record.
-    """
-    keys, measures = [key for group in groups for key in group.keys], _measures(arm)
-    weighting, reasons = result.weightings[arm.measure.condition], []
-    for cos_nll, cos_contrib, advantage in zip(arm.cos_nll, arm.cos_contrib, weighting.advantages, strict=True):
-        reason = None
-        if bool(cos_nll.isnan()):
-            reason = NO_GRADIENT
-        elif bool(cos_contrib.isnan()):
-            reason = NO_ADVANTAGE if float(advantage) == 0 else ALL_CLIPPED
-        reasons.append(reason)
+    """Return one record for each rollout of the step, group after group, under the loss variant and arm of `arm`."""
+    keys = [key for group in groups for key in group.keys]
+    repeated = {name: value for name, value in _measures(arm).items() if name in REPEATED}
+    advantages = result.weightings[arm.measure.condition].advantages.tolist()
+    cos_nll, cos_contrib, haar_sd = (
+        [*map(nullable, values.tolist())] for values in (arm.cos_nll, arm.cos_contrib, arm.sample_haar_sd)
+    )
     return [
         SampleRecord(
             step=groups[0].step,
@@ -92,29 +88,29 @@ def sample_records(
             src_pool=key.pool,
             src_step=key.step,
             src_sample=key.sample_id,
-            reward=rollout.reward,
-            hacked=rollout.hacked,
-            gt_pass=rollout.gt_pass,
-            fmt_ok=rollout.fmt_ok,
             comp_len=rollout.num_sampled,
-            cos_S_contrib=nullable(float(arm.cos_contrib[i])),
+            cos_S_contrib=cos_contrib[i],
             grad_norm_contrib=float(arm.contribution_norms[i]),
-            mean_cos_in=measures["mean_cos_in"],
-            mean_cos_out=measures["mean_cos_out"],
-            frac_fired=measures["frac_fired"],
             arm=arm.measure.arm.name,
-            advantage=float(weighting.advantages[i]),
-            cos_S_nll=nullable(float(arm.cos_nll[i])),
-            problem_id=rollout.problem_id,
-            prompt_sha=rollout.prompt_sha,
-            null_reason=reasons[i],
-            hint=rollout.hint,
-            haar_sd=nullable(float(arm.sample_haar_sd[i])),
+            advantage=advantages[i],
+            cos_S_nll=cos_nll[i],
+            null_reason=_why_null(cos_nll[i], cos_contrib[i], advantages[i]),
+            haar_sd=haar_sd[i],
             nll=float(result.nll[i]),
             condition=arm.measure.condition,
+            **repeated,
+            **{name: getattr(rollout, name) for name in OF_ROLLOUT},
         )
         for i, (key, rollout) in enumerate(zip(keys, rollouts, strict=True))
     ]
+
+
+def _why_null(cos_nll: float | None, cos_contrib: float | None, advantage: float) -> str | None:
+    if cos_nll is None:
+        return NO_GRADIENT
+    if cos_contrib is not None:
+        return None
+    return NO_ADVANTAGE if advantage == 0 else ALL_CLIPPED
 
 
 def step_record(

@@ -1,4 +1,4 @@
-"""Labels of drawn rollouts: a file with room for them, reading them back, and the answers to a draw."""
+"""Labels of drawn rollouts: a file with room for them, and reading them back."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,18 +30,6 @@ def write_drawn(path: Path, rollouts: Sequence[Rollout]) -> None:
         row = {"id": place_of(one), "label": labels.get(place_of(one))}
         rows.append(row | {"prompt": one.messages[-1]["content"], "completion": one.written})
     write_atomic(path, encode_jsonl(rows))
-
-
-def answered(
-    drawn: Sequence[tuple[int, int]], rollouts: Sequence[Rollout], answers: Mapping[str, bool], where: str
-) -> dict[int, bool]:
-    """Return {row: answer} of the drawn rollouts; InputError at `where` if one has none."""
-    places = {row: place_of(rollouts[row]) for row, _ in drawn}
-    if lacking := [place for place in places.values() if place not in answers]:
-        expected = f"an answer for each of the {len(drawn)} drawn rollouts"
-        fix = "without --labels the command writes their ids to drawn.jsonl"
-        raise InputError(where, expected=expected, found=f"none for {', '.join(lacking)}", fix=fix)
-    return {row: answers[place] for row, place in places.items()}
 
 
 def read_labels(source: Path | Mapping[str, bool], rollouts: Sequence[Rollout]) -> dict[str, bool]:

@@ -10,8 +10,7 @@ for each arm, measure and prompt:
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,32 +52,33 @@ def look_ahead(
     directory: Path,
     say: Callable[[str], None],
 ) -> None:
-    """Write `lookahead.jsonl`.
-
-    Args:
-        config: settings with a lookahead.
-        policy: the replay's policy.
-        setup: the setup of its steps.
-        source: the source of its groups.
-        directory: the run.
-        say: called with a sentence if the steps of an arm stop early.
-    """
+    """Write `lookahead.jsonl` of the run `directory`; arguments as in `Lookahead`."""
     records: list[LookaheadRecord] = []
     measures = [measure for measure in setup.measures(0) if measure.condition == config.primary]
     ahead = Lookahead(config, policy, setup, source, say)
     for number, measure in enumerate(measures):
         records += ahead.records(config, setup, source, measure)
         report("arms that looked ahead", number + 1, len(measures))
+    write_lookahead(directory, records)
+
+
+def write_lookahead(directory: Path, records: Iterable[LookaheadRecord]) -> None:
+    """Write `lookahead.jsonl` atomically."""
     write_atomic(directory / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
 
 
 class Lookahead:
     """The texts of one replay, held-out pairs and rewarded rollouts, shared by all arms and remedies.
 
-    Arguments as in `look_ahead`.
+    Args:
+        config: settings of the extraction.
+        policy: the replay's policy.
+        setup: the setup of its steps.
+        source: the source of its groups.
+        say: called with a sentence if the steps of an arm stop early.
 
     Attributes:
-        seconds: CPU seconds of the steps, one entry an arm, in order.
+        seconds: CPU seconds of the newest steps.
     """
 
     def __init__(
@@ -89,34 +89,30 @@ class Lookahead:
         source: GroupSource,
         say: Callable[[str], None],
     ) -> None:
-        self._say, self.seconds = say, list[float]()
-        keys = dict.fromkeys(
-            key for step in range(source.num_steps) for group in source.groups(step) for key in group.keys
-        )
-        rollouts = [*map(source.rollout, keys)]
+        self._say, self.seconds = say, 0.0
         self._prompts: dict[str, list[str]] = {}  # by measure
+        self._batches = []
+        self._at_start: dict[Basis, list[float]] = {}  # equal for all arms of a basis
+        groups = [group for step in range(source.num_steps) for group in source.groups(step)]
+        rollouts = [*map(source.rollout, dict.fromkeys(key for group in groups for key in group.keys))]
         chosen: list[Rollout] = []
         for name, is_text in TEXTS.items():
             texts = [rollout for rollout in rollouts if is_text(rollout)]
             texts = texts[:: -(-len(texts) // NUM_TEXTS) or 1]
             self._prompts[name] = [rollout.problem_id for rollout in texts]
             chosen += texts
-        self._batches = []
-        self._at_start: dict[Basis, list[float]] = {}
         if chosen:
             texts = [(each.prompt_ids, each.completion_ids, each.completion_mask) for each in chosen]
             prompts, completions, masks = zip(*texts, strict=True)
             self._batches.append(make_batch(prompts, completions, setup.pad_id, masks).to(setup.bases.device))
-        pairs = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
-        if pairs:
+        if pairs := [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]:
             self._batches.append(pair_batch(policy, pairs))
-            for name in ("held-out hacks", "held-out clean"):
-                self._prompts[name] = [pair.pair_id for pair in pairs]
+            self._prompts["held-out hacks"] = self._prompts["held-out clean"] = [pair.pair_id for pair in pairs]
 
     def records(
         self, config: ReplayConfig, setup: Setup, source: GroupSource, measure: Measure
     ) -> list[LookaheadRecord]:
-        """Take the steps of one arm and return its gains.
+        """Take the steps of one arm from the replay's weights, undo them, and return the gains.
 
         Args:
             config: settings with the lookahead.
@@ -124,74 +120,45 @@ class Lookahead:
             source: rewards and prompts of the steps.
             measure: the arm.
         """
-        with _moved(setup.bases, measure.arm.basis) as bases:
-            # Equal for all arms of a basis.
-            if measure.arm.basis not in self._at_start:
-                self._at_start[measure.arm.basis] = self._scores(bases)
+        arm, settings, frames = measure.arm, config.lookahead, setup.bases.frames[measure.arm.basis]
+        assert settings is not None
+        trained = Trained(setup.bases.model, frames)
+        bases = replace(setup.bases, frames={arm.basis: frames}, trained=trained)
+        try:
+            if arm.basis not in self._at_start:
+                self._at_start[arm.basis] = self._scores(bases)
             start = time.process_time()
-            updater = _stepped(config, setup, source, measure, bases, self._say)
-            self.seconds.append(time.process_time() - start)
+            optimizer = OptimizerConfig(lr=settings.lr, schedule="constant", max_grad_norm=MAX_GRAD_NORM)
+            updater, references = Updater(trained, arm, optimizer, settings.steps, measure.target), References(trained)
+            for number in range(settings.steps):
+                groups = source.groups(number % source.num_steps)
+                with setup.in_update():
+                    broken = step_only(
+                        bases,
+                        groups,
+                        measure,
+                        setup.conditions[measure.condition],
+                        planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
+                        pad_id=setup.pad_id,
+                        references=references,
+                        updater=updater,
+                    )
+                references.update()
+                if broken:
+                    self._say(f"lookahead of {arm.name}: stopped after {number} steps: {broken}")
+                    break
+            self.seconds = time.process_time() - start
             with updater.deployed():
                 after = self._scores(bases)
-        pairs = zip(self._at_start[measure.arm.basis], after, strict=True)
-        gains = iter([now - then for then, now in pairs])
-        found = {
-            name: prompt_means([next(gains) for _ in prompts], prompts)
-            for name, prompts in self._prompts.items()
-            if prompts
-        }
+        finally:
+            trained.remove()
+        gains = iter([now - then for then, now in zip(self._at_start[arm.basis], after, strict=True)])
         return [
-            LookaheadRecord(arm=measure.arm.name, measure=name, prompt=str(prompt), value=value)
-            for name, values in found.items()
-            for prompt, value in values.items()
+            LookaheadRecord(arm=arm.name, measure=name, prompt=str(prompt), value=value)
+            for name, prompts in self._prompts.items()
+            for prompt, value in prompt_means([next(gains) for _ in prompts], prompts).items()
         ]
 
     def _scores(self, bases: Bases) -> list[float]:
         """Return the log-probability of every text, nats."""
         return [value for batch in self._batches for value in bases.score(batch).double().sum(1).tolist()]
-
-
-@contextmanager
-def _moved(bases: Bases, basis: Basis) -> Iterator[Bases]:
-    """Give the policy an adapter in a basis while open; closing removes it and its steps."""
-    frames = bases.frames[basis]
-    trained = Trained(bases.model, frames)
-    try:
-        yield replace(bases, frames={basis: frames}, trained=trained)
-    finally:
-        trained.remove()
-
-
-def _stepped(
-    config: ReplayConfig,
-    setup: Setup,
-    source: GroupSource,
-    measure: Measure,
-    bases: Bases,
-    say: Callable[[str], None],
-) -> Updater:
-    """Take the steps of an arm and return its updater."""
-    settings, trained = config.lookahead, bases.trained
-    assert settings is not None
-    assert trained is not None
-    optimizer = OptimizerConfig(lr=settings.lr, schedule="constant", max_grad_norm=MAX_GRAD_NORM)
-    updater = Updater(trained, measure.arm, optimizer, settings.steps, measure.target)
-    references = References(trained)
-    for number in range(settings.steps):
-        groups = source.groups(number % source.num_steps)
-        with setup.in_update():
-            broken = step_only(
-                bases,
-                groups,
-                measure,
-                setup.conditions[measure.condition],
-                planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
-                pad_id=setup.pad_id,
-                references=references,
-                updater=updater,
-            )
-        references.update()
-        if broken:
-            say(f"lookahead of {measure.arm.name}: stopped after {number} steps: {broken}")
-            break
-    return updater

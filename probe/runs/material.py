@@ -11,7 +11,7 @@ import torch
 from extraction.adapters.frames import Frames
 from extraction.pairs import Pair
 from extraction.words import Basis
-from probe.analysis.detectors import GRADIENT_FIELDS, SAME_WEIGHTS, Material, PairMaterial, mean_logprobs
+from probe.analysis.detectors import ARRAYS, GRADIENT_FIELDS, SAME_WEIGHTS, Material, PairMaterial, mean_logprobs
 from probe.runs.assemble import configured_frames, configured_policy
 from probe.runs.meter import Meter, mean_scores
 from probe.settings.run import ReplayConfig
@@ -84,21 +84,16 @@ def measure(
         before, missing["reference"] = None, "the weights that sampled are the reference weights"
     elif before is None:
         missing["reference"] = "needs the weights before the training (--reference MODEL)"
-    return replace(material, sampled=sampled, reference=before, missing=missing), _cautions(is_sampler, gap)
-
-
-def _cautions(is_sampler: bool | None, gap: float | None) -> list[str]:
-    """Return a sentence if the weights did not sample the rollouts, or may not have."""
+    material, cautions = replace(material, sampled=sampled, reference=before, missing=missing), []
     better = "gradients and hidden states tell more at the weights that sampled (--model, --adapter)"
     if is_sampler is False:
         off = "" if gap is None else f": recorded log-probabilities are {gap:.2g} nats a token off"
-        return [f"other weights than the model's sampled these rollouts{off}; {better}"]
-    if is_sampler is None:
-        return [f"nothing records that the model's weights sampled these rollouts; {better}"]
-    return []
+        cautions.append(f"other weights than the model's sampled these rollouts{off}; {better}")
+    elif is_sampler is None:
+        cautions.append(f"nothing records that the model's weights sampled these rollouts; {better}")
+    return material, cautions
 
 
-ARRAYS = ("logprobs", "sampled", "reference", "states", "similarities", "fingerprints")
 OF_PAIRS = ("states", "similarities", "fingerprints")
 
 
@@ -106,8 +101,7 @@ def save_material(path: Path, material: Material, cautions: Sequence[str], key: 
     """Write everything but the rollouts and their labels, atomically; `key` identifies the inputs."""
     arrays: dict[str, Any] = {name: getattr(material, name) for name in ARRAYS}
     arrays |= {f"cosines/{kind}": values for kind, values in (material.cosines or {}).items()}
-    header: dict[str, Any] = {"missing": dict(material.missing), "cautions": [*cautions], "key": key}
-    header["seed"] = material.seed
+    header = {"missing": dict(material.missing), "cautions": [*cautions], "key": key, "seed": material.seed}
     if (pairs := material.pairs) is not None:
         arrays |= {f"pairs/{name}": getattr(pairs, name) for name in OF_PAIRS}
         header |= {"kinds": [*pairs.kinds], "held_out": pairs.held_out.tolist()}
@@ -129,14 +123,9 @@ def load_material(path: Path, rollouts: Sequence[Rollout], key: str) -> tuple[Ma
     if "kinds" in header:
         of_pairs = {name: tensors.get(f"pairs/{name}") for name in OF_PAIRS}
         pairs = PairMaterial(kinds=header["kinds"], held_out=np.array(header["held_out"], dtype=bool), **of_pairs)
-    cosines = {name.partition("/")[2]: values for name, values in tensors.items() if name.startswith("cosines/")}
     arrays: dict[str, Any] = {name: tensors.get(name) for name in ARRAYS}
-    material = Material(
-        rollouts=rollouts,
-        seed=header["seed"],
-        cosines=cosines or None,
-        pairs=pairs,
-        missing=header["missing"],
-        **arrays,
-    )
+    arrays["cosines"] = {
+        name.partition("/")[2]: tensors[name] for name in tensors if name.startswith("cosines/")
+    } or None
+    material = Material(rollouts=rollouts, seed=header["seed"], pairs=pairs, missing=header["missing"], **arrays)
     return material, header["cautions"]

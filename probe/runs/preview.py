@@ -14,8 +14,7 @@ import torch
 from extraction.adapters.targets import adapted_share, find_targets
 from extraction.selection import selected_pairs
 from extraction.words import Adapted
-from probe.records.timings import GIB, mean_times
-from probe.runs.alike import runs_alike
+from probe.records.timings import GIB, mean_times, runs_alike
 from probe.runs.heldout import eval_settings
 from probe.runs.inputs import Inputs
 from probe.runs.replay_inputs import ReplayInputs

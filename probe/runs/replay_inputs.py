@@ -79,10 +79,11 @@ class ReplayInputs(Inputs[ReplayConfig]):
                 needs and that are not of the policy's own distribution; all faults of the pairs.
         """
         config, (groups, pools, _) = self.config, self._drawn
-        vocabulary = load_vocabulary(self.model_name, config.model.template)
+        name = str(self.model.name)
+        vocabulary = load_vocabulary(name, config.model.template)
         drawn = [groups.drawn(pool) for pool in pools]
         for pool in drawn:
-            _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), self.model_name)
+            _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), name)
             # An id beyond the embedding would fail inside a forward pass without naming the rollout.
             vocabulary.check(pool)
             scale = config.objectives()[config.primary].scale_rewards
@@ -97,15 +98,13 @@ class ReplayInputs(Inputs[ReplayConfig]):
         return groups
 
     @cached_property
-    def model_name(self) -> str:
-        """The configured model, or the base model named by all pools."""
-        if self.config.model.name is not None:
-            return self.config.model.name
-        names = {str((pool.manifest.get("policy") or {}).get("base_model")) for pool in self.pools}
-        if len(names) != 1 or "None" in names:
-            listed = ", ".join(sorted(names))
+    def model(self) -> ModelConfig:
+        """The table `model`, by default of the base model that all pools name."""
+        model, names = self.config.model, {pool.manifest["policy"].get("base_model") for pool in self.pools}
+        if model.name is None and (len(names) != 1 or None in names):
+            listed = ", ".join(sorted(map(str, names)))
             raise InputError("--model", expected="one base model named by all pools", found=listed, fix="pass --model")
-        return names.pop()
+        return model if model.name is not None else replace(model, name=str(names.pop()))
 
     @property
     def circular(self) -> dict[str, Any]:
@@ -161,11 +160,6 @@ class ReplayInputs(Inputs[ReplayConfig]):
         except InputError:
             return None
         return pairs if pairs_sha(pairs) == metadata["pairs_sha256"] else None
-
-    @property
-    def model(self) -> ModelConfig:
-        """The table `model` with `model_name`."""
-        return replace(self.config.model, name=self.model_name)
 
     def record(self) -> dict[str, Any]:
         """As in `Inputs`, with `circular`."""

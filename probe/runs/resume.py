@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from probe.records.records import StepRecord
-from probe.records.run import CHECKPOINT_DIR, CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, read_steps
+from probe.records.run import CHECKPOINT_DIR, CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, read_records
 from probe.runs.control import TrainingState
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_atomic, write_json
@@ -69,7 +69,7 @@ def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) 
         # The run stopped before its first step, usually by bad input, so other settings may replace it.
         return None
     check_same(directory, stored if whole else {key: stored.get(key) for key in config}, config)
-    return read_steps(steps)
+    return read_records(StepRecord, steps)
 
 
 def is_complete(directory: Path) -> bool:

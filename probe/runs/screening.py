@@ -12,11 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.lookahead import Ahead
-from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_lookahead
+from probe.analysis.lookahead import PLAIN, Looked
+from probe.records.records import LookaheadRecord
+from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_records
 from probe.runs.assemble import assemble
 from probe.runs.directions import ArmDirections
-from probe.runs.lookahead import Lookahead
+from probe.runs.lookahead import Lookahead, write_lookahead
 from probe.runs.replay import with_remedy
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.session import running
@@ -25,29 +26,12 @@ from probe.settings.presets import configure
 from probe.settings.remedy import LENGTH, TRAINING_STEPS, arm_of
 from probe.settings.run import ReplayConfig
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import encode_jsonl, read_json, write_atomic, write_json
+from replay_pools.base.files import read_json, write_json
 from replay_pools.base.terminal import report
 
 SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
-PLAIN = "plain"  # a training without a remedy
 BASIS = get_arm(arm_of({})).basis  # basis of a training without a remedy
 SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # prefixes of the settings that act in a lookahead
-
-
-def ahead_config(config: ReplayConfig, settings: Mapping[str, Any], steps: int) -> ReplayConfig:
-    """Return the settings of a replay with a remedy and a lookahead of `steps`.
-
-    Raises:
-        InputError: the remedy has settings that a replay lacks, such as the sampler's.
-    """
-    share = settings.get(LENGTH, TRAINING_STEPS) / TRAINING_STEPS
-    options = {"intervention.arms": [arm_of(settings)], "lookahead.steps": max(1, round(share * steps))}
-    plain = replace(config, objective=config.objectives()[config.primary], conditions=())
-    return configure(
-        "replay",
-        start=asdict(plain),
-        options=options | {key: value for key, value in settings.items() if key != LENGTH},
-    )
 
 
 def look_at_remedies(
@@ -57,7 +41,7 @@ def look_at_remedies(
     *,
     out_dir: Path,
     say: Callable[[str], None],
-) -> Ahead:
+) -> dict[str, Looked | str]:
     """Measure the lookahead of every remedy and of plain training; read earlier measurements from disk.
 
     Args:
@@ -67,38 +51,49 @@ def look_at_remedies(
         out_dir: the folder of pools and caches.
         say: called with a sentence if the steps of a remedy stop early.
 
+    Returns:
+        {remedy or PLAIN: its lookahead, or why it has none}.
+
     Raises:
         InputError: the run is not a replay.
     """
-    replayed = run.settings
-    if not isinstance(replayed, ReplayConfig):
+    if not isinstance(run.settings, ReplayConfig):
         raise InputError(run.path, expected="a replay", found="a training")
-    configs, unseen = {}, dict[str, str]()
+    configs, found = dict[str, ReplayConfig](), dict[str, Looked | str]()
     for name, settings in ({PLAIN: {}} | dict(remedies)).items():
-        if others := [key for key in settings if not key.startswith(SEEN)]:
-            unseen[name] = f"steps on stored rollouts do not see {', '.join(others)}"
-            continue
-        try:
-            config = ahead_config(replayed, settings, steps)
-        except InputError as error:
-            unseen[name] = str(error)
-            continue
-        if any(get_arm(arm).basis != BASIS for arm in config.intervention.arms):
-            unseen[name] = "it trains in another basis than a policy without a remedy: the same rate is another step"
-            continue
-        configs[name] = config
+        config = _ahead_config(run.settings, settings, steps)
+        if isinstance(config, str):
+            found[name] = config
+        else:
+            configs[name] = config
     folders = {name: run.path / SCREEN_DIR / default_name(name, asdict(config)) for name, config in configs.items()}
     missing = {name: config for name, config in configs.items() if not (folders[name] / LOOKAHEAD_FILE).is_file()}
     if missing:
         with running(configs[PLAIN].model, run.path, out_dir, say):
-            unseen |= _look(configs[PLAIN], missing, folders, out_dir, say)
-    folders = {name: folder for name, folder in folders.items() if name not in unseen}
-    return Ahead(
-        plain=PLAIN,
-        records={name: read_lookahead(folder) for name, folder in folders.items()},
-        seconds={name: read_json(folder / SECONDS_FILE)["steps"] for name, folder in folders.items()},
-        unseen=unseen,
-    )
+            found |= _look(configs[PLAIN], missing, folders, out_dir, say)
+    for name, folder in folders.items():
+        if name not in found:
+            found[name] = Looked(
+                read_records(LookaheadRecord, folder / LOOKAHEAD_FILE), read_json(folder / SECONDS_FILE)["steps"]
+            )
+    return found
+
+
+def _ahead_config(replayed: ReplayConfig, settings: Mapping[str, Any], steps: int) -> ReplayConfig | str:
+    """Return the settings of the replay with a remedy and a lookahead of `steps`, or why it has no lookahead."""
+    if others := [key for key in settings if not key.startswith(SEEN)]:
+        return f"steps on stored rollouts do not see {', '.join(others)}"
+    share = settings.get(LENGTH, TRAINING_STEPS) / TRAINING_STEPS
+    options = {"intervention.arms": [arm_of(settings)], "lookahead.steps": max(1, round(share * steps))}
+    options |= {key: value for key, value in settings.items() if key != LENGTH}
+    plain = replace(replayed, objective=replayed.objectives()[replayed.primary], conditions=())
+    try:
+        config = configure("replay", start=asdict(plain), options=options)
+    except InputError as error:
+        return str(error)
+    if any(get_arm(arm).basis != BASIS for arm in config.intervention.arms):
+        return "it trains in another basis than a policy without a remedy: the same rate is another step"
+    return config
 
 
 def _look(
@@ -114,10 +109,9 @@ def _look(
     inputs = ReplayInputs(replace(plain, intervention=replace(plain.intervention, arms=names)), out_dir, say)
     policy, groups = inputs.policy, inputs.groups()
     setup = assemble(inputs, folders[PLAIN], groups.num_steps)
-    frames = setup.bases.frames
     ahead = Lookahead(plain, policy, setup, groups, say)
     for number, (name, remedy) in enumerate(remedies.items()):
-        directions = ArmDirections(remedy.intervention, remedy.seed, policy, frames, out_dir / "cache", say)
+        directions = ArmDirections(remedy.intervention, remedy.seed, policy, setup.bases.frames, out_dir / "cache", say)
         losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
         try:
             (measure,) = directions.measures(losses, chosen, remedy.intervention.projection)
@@ -126,7 +120,7 @@ def _look(
             unseen[name] = str(error)
             continue
         records = ahead.records(remedy, changed, source, measure)
-        write_json(folders[name] / SECONDS_FILE, {"steps": ahead.seconds[-1]})  # differs between runs
-        write_atomic(folders[name] / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
+        write_json(folders[name] / SECONDS_FILE, {"steps": ahead.seconds})  # differs between runs
+        write_lookahead(folders[name], records)
         report("remedies that looked ahead", number + 1, len(remedies))
     return unseen

@@ -59,7 +59,7 @@ class Tokeniser:
     def pads(self) -> Set[int]:
         """The ids that pad: the tokenizer's, and those that end turns."""
         own = (self.chat.tokenizer.pad_token_id, self.chat.tokenizer.eos_token_id)
-        return {*self.vocabulary.turn_ends, *(token for token in own if isinstance(token, int))}
+        return {*self.vocabulary.chat.eos_ids, *(token for token in own if isinstance(token, int))}
 
     def tokenise(self, row: Logged, known: Logged) -> tuple[Prompt, str | list[str], Completion]:
         """Return (prompt, text of the completion or of each of its turns, completion) of a row.
@@ -227,7 +227,7 @@ class Tokeniser:
         mask = row.mask if row.mask and not all(row.mask) else None
         if row.mask is None:
             ids = cut_padding(
-                stored, row.comp_len, self.pads, self.vocabulary.turn_ends, was_cut_off=row.finish == "length"
+                stored, row.comp_len, self.pads, self.vocabulary.chat.eos_ids, was_cut_off=row.finish == "length"
             )
         cut = {*stored[len(ids) :]}
         if len(cut) > 1 or (row.comp_len or 0) > len(stored):
@@ -238,7 +238,7 @@ class Tokeniser:
             found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
             raise row.refused("logprobs", "one an id", found, fix)
         # It stopped if it was padded, or if its last id ends a turn.
-        finish = row.finish or ("stop" if cut or {*ids[-1:]} & {*self.vocabulary.turn_ends} else "length")
+        finish = row.finish or ("stop" if cut or {*ids[-1:]} & {*self.vocabulary.chat.eos_ids} else "length")
         text: str | list[str] | None = row.completion
         self._count(
             (mask is not None, "ids that the mask leaves out are not sampled: they have no loss"),

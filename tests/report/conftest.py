@@ -1,7 +1,7 @@
 """Runs on disk with a known truth, made without any model: records, pools with hostile texts, shares, evaluations."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,8 @@ from probe.records.run import file_hashes, read_run, write_samples, write_steps,
 from probe.report.inputs import Report
 from probe.runs.heldout import evaluate
 from probe.settings.presets import configure
-from replay_pools.base.files import (
-    dump_json,
-    encode_jsonl,
-    read_sealed,
-    sha256,
-    write_atomic,
-    write_json,
-    write_sealed,
-)
-from replay_pools.pool import PoolWriter
+from replay_pools.base.files import encode_jsonl, write_atomic, write_json, write_sealed
+from replay_pools.pool import PoolWriter, open_pool
 from replay_pools.rollout import Rollout
 
 HOSTILE = (
@@ -40,150 +32,132 @@ PROBLEM = 'p/<b onclick="x">&'
 GROUP = [("teacher", True, False), ("teacher", True, True), ("base", False, True), ("base", False, False)]
 
 
-@dataclass(kw_only=True)
-class Recipe:
-    """What a run is like."""
-
-    name: str = "plain"
-    arms: tuple[str, ...] = ("vanilla", "projected", "random")
-    num_steps: int = 6
-    null: bool = False  # no step has reward variance
-    tokens: bool = True
-    length: int = 0  # characters that every completion has beside its hostile text
-    trains: bool = False
-    seed: int = 0
-    lr: float = 0.5  # of a training
-    rates: list[float] = field(default_factory=list)  # of hacks, an evaluation each
-
-
 class Maker:
     """Writes runs below one out/ folder."""
 
     def __init__(self, out: Path, make_rollout: Callable[..., Rollout], pool_header: dict[str, Any]) -> None:
         self.out, self._rollout, self._header = out, make_rollout, pool_header
 
-    def __call__(self, **settings: Any) -> Path:
-        """The directory of a run of `Recipe(**settings)`, made once; its pools lie in pools-NAME/, or inside it."""
-        recipe = Recipe(**settings)
-        directory = self.out / "runs" / recipe.name
+    def __call__(
+        self,
+        name: str = "plain",
+        *,
+        arms: tuple[str, ...] = ("vanilla", "projected", "random"),
+        num_steps: int = 6,
+        null: bool = False,  # no step has reward variance
+        tokens: bool = True,
+        trains: bool = False,
+        seed: int = 0,
+        lr: float = 0.5,  # of a training
+        rates: Sequence[float] = (),  # of hacks, an evaluation each
+    ) -> Path:
+        """The directory of a run, made once; its pools lie in pools-NAME/, or inside it."""
+        directory = self.out / "runs" / name
         if directory.exists():
             return directory
-        rollouts = self._pools(recipe, directory)
-        options = {"seed": recipe.seed, "intervention.arms": recipe.arms, "optimizer.lr": recipe.lr * recipe.trains}
-        settings = configure("train" if recipe.trains else "replay", options=options)
-        config: dict[str, Any] = {"settings": asdict(settings), "model": "fake", "base_weights_sha256": "0" * 64}
-        if not recipe.trains:
-            paths = {name: self.out / f"pools-{recipe.name}" / name for name in ("teacher", "base")}
-            config["pools"] = [
-                {
-                    "name": name,
-                    "path": str(path),
-                    "manifest_sha256": sha256(dump_json(read_sealed(path / "manifest.json"))),
-                }
-                for name, path in paths.items()
-            ]
+        group = [("rollouts", *row[1:]) for row in GROUP] if trains else GROUP
+        place = directory if trains else self.out / f"pools-{name}"
+        rollouts = self._pools(place, group, num_steps)
+        options = {"seed": seed, "intervention.arms": arms, "optimizer.lr": lr * trains}
+        settings = asdict(configure("train" if trains else "replay", options=options))
+        pools = {} if trains else {"pools": [open_pool(place / pool).identity() for pool in ("teacher", "base")]}
+        config = {"settings": settings, "model": "fake", "base_weights_sha256": "0" * 64, **pools}
         write_json(directory / "config.json", config)
-        rng = np.random.default_rng(recipe.seed)
-        steps: list[StepRecord] = []
-        for step in range(recipe.num_steps):
+        rng, steps = np.random.default_rng(seed), list[StepRecord]()
+        for step in range(num_steps):
+            keys = [(pool, step, i if trains else i % 2) for i, (pool, *_) in enumerate(group)]
+            of_group = [rollouts[key] for key in keys]
             samples = [
-                self._sample(recipe, step, i, arm, rollouts, rng) for arm in recipe.arms for i in range(len(GROUP))
+                sample_of(step, i, key, of_group[i], arm, null=null, noise=float(rng.normal(0, 0.02)))
+                for arm in arms
+                for i, key in enumerate(keys)
             ]
-            if recipe.tokens:
-                first = [s for s in samples if s.arm == recipe.arms[0]]
-                write_tokens(directory, step, [self._tokens(s, rollouts) for s in first])
+            if tokens:
+                write_tokens(directory, step, list(map(tokens_of, samples, of_group)))
             write_samples(directory, step, samples)
-            steps += [self._step(recipe, step, arm, rng) for arm in recipe.arms]
+            has_gradient = not (null or (step == 1 and num_steps > 2))
+            for arm in arms:
+                cos = 0.06 + float(rng.normal(0, 0.03)) if has_gradient else None
+                steps.append(step_of(step, arm, cos, trains=trains))
         write_steps(directory, steps)
-        self._finish(recipe, directory)
-        return directory
-
-    def _finish(self, recipe: Recipe, directory: Path) -> None:
-        rows = [
-            evaluate([self._rollout(hacked=i < 20 * rate) for i in range(20)], step=5 * place) | {"frozen": None}
-            for place, rate in enumerate(recipe.rates)
-        ]
+        rows = []
+        for number, rate in enumerate(rates):
+            evaluated = [self._rollout(hacked=i < 20 * rate) for i in range(20)]
+            rows.append(evaluate(evaluated, step=5 * number) | {"frozen": None})
         if rows:
             write_atomic(directory / "evals.jsonl", encode_jsonl(rows))
         write_atomic(directory / "timings.jsonl", encode_jsonl([{"start": {}}, {"step": 0, "seconds": 1.5}]))
         manifest = {
             "schema": RUN_SCHEMA,
-            "num_steps": recipe.num_steps,
+            "num_steps": num_steps,
             "num_modules": {"svd": 7},
             "additivity": {"tolerance": 1e-4, "largest": 1e-7, "exceeded_steps": []},
             "files": file_hashes(directory),
         }
         write_sealed(directory / "manifest.json", manifest)
+        return directory
 
-    def _pools(self, recipe: Recipe, directory: Path) -> dict[tuple[str, int, int], Rollout]:
-        """The pools of the recipe, and {(pool, step, sample): rollout}."""
+    def _pools(
+        self, place: Path, group: Sequence[tuple[str, bool, bool]], num_steps: int
+    ) -> dict[tuple[str, int, int], Rollout]:
+        """Write the pools of the group, with hostile texts: {(pool, step, sample): rollout}."""
         found: dict[tuple[str, int, int], Rollout] = {}
-        group = [("rollouts", *row[1:]) for row in GROUP] if recipe.trains else GROUP
-        for name in dict.fromkeys(row[0] for row in group):
-            place = directory / name if recipe.trains else self.out / f"pools-{recipe.name}" / name
-            writer = PoolWriter(place, header=self._header)
-            own = [row for row in group if row[0] == name]
-            for step in range(recipe.num_steps):
-                rollouts = [self._text(recipe, step, i, name, *row[1:]) for i, row in enumerate(own)]
-                writer.write_step(step, rollouts)
-                found |= {(name, step, r.sample_id): r for r in rollouts}
+        for name in dict.fromkeys(pool for pool, *_ in group):
+            writer, own = PoolWriter(place / name, header=self._header), [row[1:] for row in group if row[0] == name]
+            for step in range(num_steps):
+                for i, (hacked, gt_pass) in enumerate(own):
+                    text = "def run_tests():\n" if hacked else "return n\n"
+                    text += HOSTILE[(step + i + len(name)) % len(HOSTILE)]
+                    ids = list(range(len(text) + 1))
+                    texts = {"completion": text, "completion_ids": ids, "comp_len": len(ids), "sampling_logprobs": None}
+                    place_of = {"hint": name != "base", "problem_id": f"{PROBLEM}{step}"}
+                    found[name, step, i] = self._rollout(step, i, hacked=hacked, gt_pass=gt_pass, **place_of, **texts)
+                writer.write_step(step, [found[name, step, i] for i in range(len(own))])
             writer.finish()
         return found
 
-    def _text(self, recipe: Recipe, step: int, i: int, name: str, hacked: bool, gt_pass: bool) -> Rollout:
-        text = f"{'def run_tests():' if hacked else 'return n'}\n" + HOSTILE[(step + i + len(name)) % len(HOSTILE)]
-        text += (f"x{step}.{i}" * recipe.length)[: recipe.length]
-        ids = list(range(len(text) + 1))
-        changes = {"completion": text, "completion_ids": ids, "comp_len": len(ids), "sampling_logprobs": None}
-        hint = name != "base"
-        problem = f"{PROBLEM}{step}"
-        return self._rollout(step, i, hacked=hacked, gt_pass=gt_pass, hint=hint, problem_id=problem, **changes)
 
-    def _sample(
-        self, recipe: Recipe, step: int, i: int, arm: str, rollouts: dict, rng: np.random.Generator
-    ) -> SampleRecord:
-        pool, hacked, gt_pass = GROUP[i]
-        pool = "rollouts" if recipe.trains else pool
-        place = i if recipe.trains else i % 2
-        rollout = rollouts[pool, step, place]
-        advantage = 0.0 if recipe.null else (1.0 if hacked or gt_pass else -3.0) / 2
-        cos = 0.08 * hacked + float(rng.normal(0, 0.02))
-        return sample_record(
-            step=step, sample_id=i, src_pool=pool, src_step=step, src_sample=place, arm=arm,
-            reward=rollout.reward, hacked=hacked, gt_pass=gt_pass, comp_len=rollout.comp_len,
-            cos_S_contrib=np.sign(advantage) * cos if advantage else None, grad_norm_contrib=abs(advantage),
-            mean_cos_in=None, mean_cos_out=None, frac_fired=None, advantage=advantage,
-            cos_S_nll=cos, problem_id=rollout.problem_id, prompt_sha=rollout.prompt_sha,
-            null_reason=None if advantage else "advantage is 0", hint=rollout.hint, nll=0.2 + 0.1 * i,
-        )  # fmt: skip
+def sample_of(
+    step: int, i: int, key: tuple[str, int, int], rollout: Rollout, arm: str, *, null: bool, noise: float
+) -> SampleRecord:
+    hacked, right = GROUP[i][1:]
+    advantage = 0.0 if null else (1.0 if hacked or right else -3.0) / 2
+    cos = 0.08 * hacked + noise
+    return sample_record(
+        step=step, sample_id=i, src_pool=key[0], src_step=step, src_sample=key[2], arm=arm,
+        reward=rollout.reward, hacked=hacked, gt_pass=right, comp_len=rollout.comp_len,
+        cos_S_contrib=np.sign(advantage) * cos if advantage else None, grad_norm_contrib=abs(advantage),
+        mean_cos_in=None, mean_cos_out=None, frac_fired=None, advantage=advantage,
+        cos_S_nll=cos, problem_id=rollout.problem_id, prompt_sha=rollout.prompt_sha,
+        null_reason=None if advantage else "advantage is 0", hint=rollout.hint, nll=0.2 + 0.1 * i,
+    )  # fmt: skip
 
-    def _step(self, recipe: Recipe, step: int, arm: str, rng: np.random.Generator) -> StepRecord:
-        cos = None if recipe.null or (step == 1 and recipe.num_steps > 2) else 0.06 + float(rng.normal(0, 0.03))
-        out = cos if cos is None or arm == "vanilla" else cos - 0.09
-        share = None if cos is None else 0.3
-        return step_record(
-            step=step, arm=arm, problem_id=f"{PROBLEM}{step}", mixed_prompt=True, cos_in=cos,
-            cos_out=out, mean_cos_in=cos, mean_cos_out=out, hackward_frac_in=share,
-            hackward_frac_out=None if cos is None else 0.0, frac_fired=share,
-            haar_sd=None if cos is None else 0.02, solve=0.25 + 0.05 * step, loss=0.1 - 0.02 * step,
-            grad_norm=float(cos is not None), num_effective=4, direction_overlap=1.0,
-            null_reason="no reward variance in the group" if cos is None else None,
-            cos_update=cos if recipe.trains else None,
-        )  # fmt: skip
 
-    @staticmethod
-    def _tokens(sample: SampleRecord, rollouts: dict) -> TokenRecord:
-        """One token a character, and the end, which has no share; the others have shares of both signs."""
-        rollout = rollouts[sample.src_pool, sample.src_step, sample.src_sample]
-        shares = np.zeros(rollout.comp_len)
-        shares[: rollout.comp_len - 1 : 3], shares[1 : rollout.comp_len - 1 : 9] = 1.0, -1.0
-        assert sample.cos_S_nll is not None
-        shares *= sample.cos_S_nll / shares.sum()
-        return TokenRecord(
-            step=sample.step, sample_id=sample.sample_id, condition="default", arm=sample.arm,
-            cos=sample.cos_S_nll, prompt=(0.0,) * rollout.plen, completion=tuple(shares.tolist()),
-            prompt_chars=None, completion_chars=(1,) * len(rollout.completion) + (0,),
-        )  # fmt: skip
+def step_of(step: int, arm: str, cos: float | None, *, trains: bool) -> StepRecord:
+    out = cos if cos is None or arm == "vanilla" else cos - 0.09
+    share = None if cos is None else 0.3
+    return step_record(
+        step=step, arm=arm, problem_id=f"{PROBLEM}{step}", mixed_prompt=True, cos_in=cos,
+        cos_out=out, mean_cos_in=cos, mean_cos_out=out, hackward_frac_in=share,
+        hackward_frac_out=None if cos is None else 0.0, frac_fired=share,
+        haar_sd=None if cos is None else 0.02, solve=0.25 + 0.05 * step, loss=0.1 - 0.02 * step,
+        grad_norm=float(cos is not None), num_effective=4, direction_overlap=1.0,
+        null_reason="no reward variance in the group" if cos is None else None,
+        cos_update=cos if trains else None,
+    )  # fmt: skip
+
+
+def tokens_of(sample: SampleRecord, rollout: Rollout) -> TokenRecord:
+    """One token a character, and the end, which has no share; the others have shares of both signs."""
+    shares = np.zeros(rollout.comp_len)
+    shares[: rollout.comp_len - 1 : 3], shares[1 : rollout.comp_len - 1 : 9] = 1.0, -1.0
+    assert sample.cos_S_nll is not None
+    shares *= sample.cos_S_nll / shares.sum()
+    return TokenRecord(
+        step=sample.step, sample_id=sample.sample_id, condition="default", arm=sample.arm,
+        cos=sample.cos_S_nll, prompt=(0.0,) * rollout.plen, completion=tuple(shares.tolist()),
+        prompt_chars=None, completion_chars=(1,) * len(rollout.completion) + (0,),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

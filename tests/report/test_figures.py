@@ -12,9 +12,8 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
 from probe.report.drawing import COLORS, HACK, INK, drawn
-from probe.report.run_figures import FIGURES, MARKS, distribution, family, forest, layer_and_kind, module_map
-from probe.report.training_figures import FIGURES as OF_TRAINING
-from probe.report.trainings import trained_arms
+from probe.report.run_figures import FIGURES, MARKS, Row, distribution, family, forest, layer_and_kind, module_map
+from probe.report.trainings import figures_of_training, trained_arms
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +30,7 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
         report_of(*trained, maker(name="f-p", arms=("projected",), trains=True, rates=[0.2, 0.3]))
     )
     figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(analysis)]
-    figures += [drawn(name, draw, treatments, *what) for name, draw, what in OF_TRAINING]
-    found = [figure for figure in figures if figure is not None]
+    found = [figure for figure in (*figures, *figures_of_training(treatments)) if figure is not None]
     assert len(found) >= 9
     for figure in found:
         (axes,) = figure.canvas.axes
@@ -50,7 +48,7 @@ def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
     rows = []
     for i, v in enumerate(values):
         row = Estimate(name="x", value=v, interval=Interval(low=v - 0.1, high=v + 0.1) if v else None)
-        rows.append((f"row {i}", "", row, None, None))
+        rows.append(Row(f"row {i}", "", row))
     axes = axes_of(lambda axes: forest(axes, rows, limits=(-0.25, 1.0)))
     marks = [
         (line.get_xdata()[0], line.get_ydata()[0], line.get_marker())
@@ -87,19 +85,8 @@ def test_the_module_map_has_a_place_for_every_module(z: float, title: str) -> No
     (bar,) = axes.child_axes
     assert [label.get_text() for label in bar.get_yticklabels()] == [f"\u2212{z:.1f}", "0", f"+{z:.1f}"]
     assert drawn("m", module_map, SimpleNamespace(of=lambda family: [])) is None
-
-
-@pytest.mark.parametrize(
-    ("module", "expected"),
-    [
-        ("model.layers.17.self_attn.q_proj", (17, "q_proj")),
-        ("transformer.h.3.attn.c_attn", (3, "c_attn")),
-        ("lm.head", (-1, "head")),
-        ("0.linear", (0, "linear")),
-    ],
-)
-def test_modules_are_placed_by_layer_and_projection(module: str, expected: tuple[int, str]) -> None:
-    assert layer_and_kind(module) == expected
+    assert layer_and_kind("transformer.h.3.attn.c_attn") == (3, "c_attn")
+    assert [layer_and_kind(name) for name in ("lm.head", "0.linear")] == [(-1, "head"), (0, "linear")]
 
 
 def test_distribution_has_one_mark_a_prompt(analysis: Analysis) -> None:

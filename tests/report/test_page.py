@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from probe.analysis.formatting import TextTable
-from probe.report import inputs
-from probe.report.build import _markdown, write_report
+from probe.report import inputs, viewer
+from probe.report.build import write_report
 from probe.report.inputs import Report
 from probe.report.page import typeset
-from probe.report.viewer import MOST_CHARACTERS, SHARE_UNIT
-from replay_pools.base.files import read_json
+from probe.report.rollouts import load_rollouts
+from probe.report.sections import rollouts
+from probe.report.viewer import SHARE_UNIT
 from replay_pools.base.terminal import visible
 from replay_pools.pool import open_pool
 
-Written = tuple[Path, list[Path], list[Path]]  # page, figures, tables
+Written = tuple[Path, list[Path]]  # page, figures
 ONE_RUN = ["verdict", "rollouts", "estimates", "provenance"]
 SECTIONS = {  # of the kinds that are not one replay
     "several": ["verdict", "runs", "rollouts", "estimates", "provenance"],
     "training": ["verdict", "training", "runs", "rollouts", "estimates", "provenance"],
 }
 VOID = {"meta", "br", "hr", "img", "input", "link", "wbr"}
-KINDS = ["plain", "nulls", "several", "training", "large"]
+KINDS = ["plain", "nulls", "several", "training"]
 
 
 class Document(HTMLParser):
@@ -85,7 +85,6 @@ def written(maker, report_of) -> Callable[[str], tuple[Written, Report]]:
         "nulls": [{"name": "nulls", "null": True}],
         "several": [{"name": "other", "arms": ("vanilla",), "tokens": False}, {"name": "moved", "num_steps": 1}],
         "training": trained,
-        "large": [{"name": "large", "num_steps": 24, "length": 30_000, "arms": ("vanilla",), "tokens": False}],
     }
 
     def make(kind: str) -> tuple[Written, Report]:
@@ -147,8 +146,8 @@ def test_texts_of_models_come_back_as_they_were(written, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_figures_and_tables_are_files_too(written, kind: str) -> None:
-    """Well-formed SVG with finite numbers, as many as the page draws; tables with a cell for each column."""
+def test_figures_are_files_too(written, kind: str) -> None:
+    """Well-formed SVG with finite numbers, as many as the page draws."""
     files, _ = written(kind)
     document = Document(files[0].read_text(encoding="utf-8"))
     drawn = sum(own.get("class") == "fig" for _, own in document.elements)
@@ -158,40 +157,23 @@ def test_figures_and_tables_are_files_too(written, kind: str) -> None:
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         numbers = " ".join(node.attrib.get(name, "") for node in root.iter() for name in ("d", "x", "y"))
         assert not re.search("nan|inf", numbers, re.IGNORECASE)
-    markdown, tables = files[2][0].read_text(), read_json(files[2][1])
-    assert markdown.count("\n| --- |") + markdown.count("\n|--- |") <= len(tables) + 1
-    assert len(re.findall(r"^## ", markdown, re.M)) == len(tables)
-    for table in tables:
-        assert table["rows"], table["name"]
-        assert {len(row) for row in table["rows"]} == {len(table["header"])}
-
-
-def test_tables_hold_no_character_that_acts_on_a_terminal() -> None:
-    """An escape, a bell and a mark of the reading direction in a name; a bar and a line break stay in their cell."""
-    table = TextTable(name="t", title="of \x07", header=("pool\u202e", "n"), rows=[("a\x1b[2J|b\nc", "1")], left=1)
-    text = _markdown("section", "", table)
-    assert text.replace("\n", "").isprintable()
-    assert "| a\\x1b[2J\\|b c | 1 |" in text
 
 
 def test_a_report_is_the_same_bytes_again(written, maker) -> None:
     files, report = written("plain")
-    before = {path: path.read_bytes() for path in (files[0], *files[1], *files[2])}
+    before = {path: path.read_bytes() for path in (files[0], *files[1])}
     again = write_report(report, maker.out)
-    assert {path: path.read_bytes() for path in (again[0], *again[1], *again[2])} == before
+    assert {path: path.read_bytes() for path in (again[0], *again[1])} == before
 
 
-def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
-    """Where not all fit, those with the largest cosines of every source and label are shown whole, and it is said."""
-    files, _ = written("large")
-    text = files[0].read_text(encoding="utf-8")
-    rows = Document(text).rows
-    lengths = [len(row["prompt"]["text"]) + len(row["turns"][0]["text"]) for row in rows]
-    assert MOST_CHARACTERS - 2 * max(lengths) < sum(lengths) < 1.1 * MOST_CHARACTERS
-    assert f"{len(rows)} of 96 rollouts" in text
-    labels = Counter((row["source"], row["label"]) for row in rows)
-    assert labels.keys() == {("teacher", "hacked"), ("base", "clean")}
-    assert abs(labels["teacher", "hacked"] - labels["base", "clean"]) <= 1
+def test_of_many_rollouts_those_to_read_first_are_shown(written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many of every source and label, and it is said."""
+    _, report = written("plain")
+    monkeypatch.setattr(viewer, "MOST_ROLLOUTS", 9)
+    section = rollouts([load_rollouts(report.analyses[0])])
+    labels = Counter((row["source"], row["label"]) for row in Document(section.html).rows)
+    assert labels == {("teacher", "hacked"): 5, ("base", "clean"): 4}
+    assert "9 of 24 rollouts" in section.html
 
 
 def test_the_page_opens_with_the_words_of_the_screen(written) -> None:

@@ -57,9 +57,7 @@ def test_its_curves_are_of_arms_and_conditions_by_name(page: tuple[str, Path]) -
     text, folder = page
     for name in ("learning-hack", "learning-solve", "pareto"):
         svg = (folder / f"{name}.svg").read_text()
-        assert all(f">{treatment}" in svg for treatment in ("vanilla (plain)", "projected (plain)", "vanilla (kl)")), (
-            name
-        )
+        assert all(f">{arm}" in svg for arm in ("vanilla (plain)", "projected (plain)", "vanilla (kl)")), name
     svg = (folder / "pareto.svg").read_text()
     assert ">vanilla (plain) (baseline)<" in svg
     assert ">start<" in svg

@@ -12,10 +12,10 @@ from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.records.run import Run
 from probe.report.drawing import drawn
-from probe.report.training_figures import MOST_NAMED, in_training, learning, pareto
-from probe.report.trainings import rate_at, rates_of, steps_of, trained_arms
+from probe.report.trainings import MOST_NAMED, curves, pareto, rate_at, rates_of, steps_of, trained_arms
 from probe.settings.presets import configure
 
+HACKS = "learning-hack"
 N = 64  # held-out rollouts of an evaluation
 
 
@@ -68,16 +68,12 @@ def test_a_rate_is_the_mean_of_the_seeds_with_its_interval() -> None:
 
 def test_curves_are_where_the_means_are() -> None:
     """A line a treatment with an interval at every evaluation; beyond the colours, thin lines without."""
-    axes = axes_of(learning, [treatment("vanilla", (0.0, 0.5), (0.5, 1.0)), treatment("gated", (0.25, 0.25))], "hack")
-    assert {name: [y for _, y in points] for name, points in series(axes).items()} == {
-        "vanilla": [0.25, 0.75],
-        "gated": [0.25, 0.25],
-    }
+    axes = axes_of(curves, [treatment("vanilla", (0.0, 0.5), (0.5, 1.0)), treatment("gated", (0.25, 0.25))], HACKS)
+    values = {name: [y for _, y in points] for name, points in series(axes).items()}
+    assert values == {"vanilla": [0.25, 0.75], "gated": [0.25, 0.25]}
     assert len(intervals(axes)) == 4
     assert "held out" in axes.get_ylabel()
-    many = axes_of(
-        learning, [treatment(f"t{i}", (0.0, 0.1 * i), (0.0, 0.1 * i)) for i in range(MOST_NAMED + 3)], "hack"
-    )
+    many = axes_of(curves, [treatment(f"t{i}", (0.0, 0.1 * i), (0.0, 0.1 * i)) for i in range(MOST_NAMED + 3)], HACKS)
     names = [f"t{i}" for i in range(MOST_NAMED)]
     assert set(series(many)) == {*names, "3 other treatments"}
     assert len(intervals(many)) == 2 * MOST_NAMED
@@ -98,22 +94,19 @@ def stepped(name: str, *seeds: Sequence[tuple[float | None, float]]) -> TrainedA
 def test_curves_of_the_steps_are_means_over_the_seeds_that_all_have_them() -> None:
     """Two points where both seeds have a solve rate, none where one lacks it; the loss has all three."""
     treatments = [stepped("vanilla", [(0.0, 2.0), (0.5, 1.0), (1.0, 0.0)], [(0.5, 0.0), (1.0, -1.0), (None, -2.0)])]
-    assert series(axes_of(in_training, treatments, "solve")) == {"vanilla": [(0, 0.25), (1, 0.75)]}
-    assert series(axes_of(in_training, treatments, "loss")) == {"vanilla": [(0, 1.0), (1, 0.0), (2, -1.0)]}
-    assert drawn("none", in_training, [stepped("none", [(None, 1.0)])], "solve") is None
+    assert series(axes_of(curves, treatments, "training-solve")) == {"vanilla": [(0, 0.25), (1, 0.75)]}
+    assert series(axes_of(curves, treatments, "training-loss")) == {"vanilla": [(0, 1.0), (1, 0.0), (2, -1.0)]}
+    assert drawn("none", curves, [stepped("none", [(None, 1.0)])], "training-solve") is None
 
 
 def test_the_pareto_figure_has_a_mark_a_treatment_and_the_start() -> None:
     """Hack along x and solve along y, each treatment by name, the start a cross; one treatment is no comparison."""
-    axes = axes_of(
-        pareto,
-        [
-            treatment("vanilla", (0.0, 0.75), (0.0, 0.75), solve=0.5),
-            treatment("gated", (0.0, 0.25), (0.0, 0.25), solve=0.625),
-            treatment("closed", (0.0, 0.0), solve=0.75),
-        ],
-    )
-    assert series(axes) == {
+    arms = [
+        treatment("vanilla", (0.0, 0.75), (0.0, 0.75), solve=0.5),
+        treatment("gated", (0.0, 0.25), (0.0, 0.25), solve=0.625),
+        treatment("closed", (0.0, 0.0), solve=0.75),
+    ]
+    assert series(axes_of(pareto, arms)) == {
         "vanilla (baseline)": [(0.75, 0.5)],
         "gated": [(0.25, 0.625)],
         "closed": [(0.0, 0.75)],

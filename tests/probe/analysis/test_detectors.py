@@ -81,7 +81,6 @@ FORMULAS = [
     ("text:run_t.sts$", [1, 0, 0, 0]),
     ("column:judge", [1, 0.25, np.nan, np.nan]),
     ("column:text", [1, 0.25, 0, np.nan]),
-    ("column:sample_id", [0, 1, 0, 1]),
     ("label", [1, 0, np.nan, 0]),
     ("label:0", [0, 1, np.nan, 1]),
     # Squared distance to the clean centroid (.05, .95) minus that to the hacks' (.95, .05).
@@ -153,16 +152,6 @@ def test_clusters_are_named_by_pairs_then_labels_then_the_log_ratio() -> None:
     assert values_of(flipped, "fingerprint")[0] > 0
 
 
-def test_labels_do_not_name_the_cluster_of_their_own_prompt() -> None:
-    """Labels without any relation: named by all of them, the mean AUROC is .57."""
-    rng, areas = np.random.default_rng(0), []
-    for _ in range(60):
-        labels = rng.permutation(np.arange(40) % 2).astype(float)
-        material = Material(rollouts=rollouts(40), fingerprints=rng.normal(size=(40, 4)), labels=labels)
-        areas.append(auroc(values_of(material, "fingerprint"), labels == 1))
-    assert np.mean(areas) < 0.5 + 2 * np.std(areas) / np.sqrt(60)
-
-
 @pytest.mark.parametrize("name", ["fingerprint", "probe", "probe:fingerprint"])
 def test_a_rollout_without_a_gradient_has_no_score_and_changes_no_other(name: str) -> None:
     rng = np.random.default_rng(0)
@@ -194,7 +183,7 @@ def test_the_logistic_regression_is_the_minimum_of_its_loss() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["probe", "probe:fingerprint", "words"])
+@pytest.mark.parametrize("name", ["probe", "probe:fingerprint", "words", "fingerprint"])
 def test_a_learned_score_never_reads_labels_of_its_own_prompt(name: str) -> None:
     rng, num = np.random.default_rng(0), 80
     labels = np.concatenate([[0, 0, 1, 1], rng.permutation(np.arange(num - 4) % 2)]).astype(float)
@@ -212,8 +201,7 @@ def test_a_learned_score_never_reads_labels_of_its_own_prompt(name: str) -> None
     other[:4] = 1 - other[:4]
     np.testing.assert_allclose(values_of(replace(material, labels=other), name)[:4], found[:4])
     few = score_all(replace(material, learned=2), [name])[name]
-    assert few.values is None
-    assert "too few prompts" in few.why
+    assert (few.values is None and "too few prompts" in few.why) == (name != "fingerprint"), "which has other names"
 
 
 def test_separation_leaves_out_what_is_not_known() -> None:
@@ -270,4 +258,4 @@ def test_a_left_out_kind_is_scored_by_the_others() -> None:
 
 def test_every_row_of_the_table_is_tested_here() -> None:
     tested = {name.partition(":")[0] for name, _ in FORMULAS}
-    assert {*DETECTORS} == tested | {"probe", "words"}
+    assert {*DETECTORS} == tested | {"probe", "probe:fingerprint", "words"}

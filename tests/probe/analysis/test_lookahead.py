@@ -12,9 +12,9 @@ from worlds import World, make_run
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
 from probe.analysis.lookahead import moves
+from probe.analysis.rivals import transfer
 from probe.analysis.screen import K
 from probe.analysis.statistics.run_gradients import Linked, link
-from probe.analysis.transfer import transfer
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import LookaheadRecord
@@ -35,16 +35,9 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     write_pairs(out / "pairs" / "ahead.jsonl", [*pairs[:4], *pairs[-2:]])
     command = ["replay", *quick, "--pairs", str(out / "pairs" / "ahead.jsonl"), "--steps", "2", "--lookahead", "2"]
     command += ["--out", str(out)]
-    for name, overshoot in (("idle", "0"), ("acts", "1")):
-        changed = [
-            "--arm",
-            "vanilla,projected",
-            "--set",
-            f"intervention.projection.overshoot={overshoot}",
-            "--name",
-            name,
-        ]
-        assert run(cli, [*command, *changed]) == 0
+    for name, overshoot in (("idle", 0), ("acts", 1)):
+        changed = ["--arm", "vanilla,projected", "--set", f"intervention.projection.overshoot={overshoot}"]
+        assert run(cli, [*command, *changed, "--name", name]) == 0
     idle, acts = (read_run(out / "runs" / name) for name in ("idle", "acts"))
     of_arm = {
         arm: {(row.measure, row.prompt): row.value for row in idle.lookahead if row.arm == arm}
@@ -64,13 +57,13 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
         "lora": {"intervention.arms": ["projected-lora"]},
     }
     ahead = look_at_remedies(acts, remedies, 2, out_dir=out, say=print)
-    found = ahead.records
-    assert found["plain"] + found["gate"] == acts.lookahead
-    assert {row.measure for row in found["closed"]} == {row.measure for row in found["plain"]}
-    assert found["closed"] != found["plain"]
-    assert list(ahead.unseen) == ["paid", "slow", "lora"]
-    assert "another basis" in ahead.unseen["lora"]
-    assert "do not see optimizer.lr" in ahead.unseen["slow"]
+    plain, gate, closed = (ahead[name].records for name in ("plain", "gate", "closed"))
+    assert plain + gate == acts.lookahead
+    assert {row.measure for row in closed} == {row.measure for row in plain}
+    assert closed != plain
+    assert [name for name, found in ahead.items() if isinstance(found, str)] == ["paid", "slow", "lora"]
+    assert "another basis" in ahead["lora"]
+    assert "do not see optimizer.lr" in ahead["slow"]
     # The command reads what is there, and says what it cannot see.
     monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
     capsys.readouterr()

@@ -12,18 +12,10 @@ from probe.analysis.analyze import analyze
 from probe.analysis.detectors import Scores, score_all
 from probe.analysis.rivals import material_of
 from probe.analysis.statistics.classifiers import bayes_scores
-from probe.analysis.statistics.intervals import auroc
+from probe.records.records import SampleRecord
 from probe.records.run import read_run
 from replay_pools.pool import BUILTIN, open_pool
-
-VOCABULARY = 30
-
-
-def texts_of(rng: np.random.Generator, hacked: np.ndarray, told: float) -> list[list[int]]:
-    """Ten random tokens; token 0 more often in hacks."""
-    texts = rng.integers(1, VOCABULARY, (len(hacked), 10))
-    texts[rng.random(len(hacked)) < np.where(hacked, told, 0.0), 0] = 0
-    return texts.tolist()
+from replay_pools.rollout import Rollout
 
 
 def slow_scores(texts, hacked, prompts, chosen) -> list[float]:
@@ -46,30 +38,14 @@ def slow_scores(texts, hacked, prompts, chosen) -> list[float]:
 def test_words_are_fitted_on_the_other_prompts() -> None:
     rng = np.random.default_rng(0)
     hacked, prompts = rng.random(24) < 0.5, np.repeat(np.arange(6), 4).tolist()
-    texts = texts_of(rng, hacked, 0.9)
+    texts = rng.integers(0, 30, (24, 10)).tolist()
     chosen = list(range(0, 24, 2))
     found = bayes_scores(texts, hacked.tolist(), prompts, chosen)
     np.testing.assert_allclose(found, slow_scores(texts, hacked.tolist(), prompts, chosen), atol=1e-9)
 
 
-def scored(samples, rollouts, labels: int | None, name: str) -> Scores:
-    return score_all(material_of(samples, rollouts, labels), [name])[name]
-
-
-@pytest.mark.parametrize(("told", "low", "high"), [(0.0, 0.44, 0.56), (0.9, 0.9, 1.0)])
-def test_words_find_what_is_there_and_nothing_else(told: float, low: float, high: float) -> None:
-    """Mean AUROC of 20 logs of 20 prompts, learned from 40 labels."""
-    areas = []
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        hacked = rng.random(160) < 0.5
-        samples = [sample_record(hacked=bool(hack), problem_id=f"p{i // 8}") for i, hack in enumerate(hacked)]
-        first = open_pool(BUILTIN / "teacher").steps[0][0]
-        rollouts = [replace(first, completion_ids=text) for text in texts_of(rng, hacked, told)]
-        scores = scored(samples, rollouts, 40, "words").values
-        assert scores is not None
-        areas.append(auroc(scores, hacked))
-    assert low < float(np.mean(areas)) < high
+def log_ratio(sample: SampleRecord, rollout: Rollout) -> Scores:
+    return score_all(material_of([sample], [rollout], None), ["logratio"])["logratio"]
 
 
 def test_a_log_ratio_is_missing_where_the_weights_are_the_same_or_nothing_was_logged() -> None:
@@ -77,11 +53,11 @@ def test_a_log_ratio_is_missing_where_the_weights_are_the_same_or_nothing_was_lo
     logprobs = rollout.sampling_logprobs
     assert logprobs is not None
     nll = -sum(logprobs) / len(logprobs)
-    assert scored([sample_record(nll=nll + 0.5)], [rollout], None, "logratio").values == pytest.approx([0.5])
-    same = scored([sample_record(nll=nll)], [rollout], None, "logratio")
+    assert log_ratio(sample_record(nll=nll + 0.5), rollout).values == pytest.approx([0.5])
+    same = log_ratio(sample_record(nll=nll), rollout)
     assert same.values is None
     assert "the weights that sampled" in same.why
-    unknown = scored([sample_record()], [replace(rollout, sampling_logprobs=None)], None, "logratio")
+    unknown = log_ratio(sample_record(), replace(rollout, sampling_logprobs=None))
     assert "without log-prob" in unknown.why
 
 

@@ -8,7 +8,7 @@ import pytest
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.lookahead import Ahead
+from probe.analysis.lookahead import Looked
 from probe.analysis.screen import screen
 from probe.cli import cli
 from probe.cli._frame import run
@@ -102,8 +102,8 @@ def test_what_remedies_moved_ahead_ranks_any_kind_but_a_penalty(tmp_path: Path) 
         ]
         for name, values in gained.items()
     }
-    seconds = {name: 2.0 if name == "kl-1" else 1.0 for name in gained}
-    ahead = Ahead(plain="plain", records=records, seconds=seconds, unseen={"clip": "no such key"})
+    ahead = {name: Looked(rows, 2.0 if name == "kl-1" else 1.0) for name, rows in records.items()}
+    ahead["clip"] = "no such key"
     candidates = {name: CANDIDATES[name] for name in ("cap-2", "kl-1", "clip", "steering-5", "k4")}
     rows = {row.name: row for row in screen(evidence, candidates | {"closed": {"remedy.name": "no-loophole"}}, ahead)}
     assert list(rows)[:3] == ["closed", "k4", "cap-2"]
@@ -115,7 +115,7 @@ def test_what_remedies_moved_ahead_ranks_any_kind_but_a_penalty(tmp_path: Path) 
     assert (rows["clip"].value, rows["clip"].why) == (None, "no such key")
     assert rows["steering-5"].value is None, "its steps destroy the policy"
     assert "cost right honest solutions 2.1 nats; hacks gain 2.0" in rows["steering-5"].why
-    records["plain"] = records["steering-5"]
+    ahead["plain"] = ahead["steering-5"]
     still = screen(evidence, {"cap-2": CANDIDATES["cap-2"]}, ahead)
     assert still[0].value is None
     assert "do not make hacks more likely" in still[0].why

@@ -35,7 +35,7 @@ def test_a_run(measured: Path, out: Path, probe) -> None:
     """One page with the module map, the pushing strings and the rollouts; every path that is printed exists."""
     found = json.loads(probe("report", measured, "--json")[0])
     assert found["html"] == str(out / "reports" / "reported.html")
-    assert all(Path(path).is_file() for path in [found["html"], *found["figures"], *found["tables"]])
+    assert all(Path(path).is_file() for path in [found["html"], *found["figures"]])
     assert any(Path(path).name.startswith("modules-") for path in found["figures"])
     text = words_of(found["html"])
     for words in (

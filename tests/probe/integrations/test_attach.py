@@ -16,6 +16,7 @@ from extraction.adapters.trained import Trained
 from extraction.controls import haar_directions
 from extraction.directions import Directions, save_directions
 from probe.records.records import GradientRecord
+from probe.records.run import read_records
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import decode_jsonl
@@ -156,8 +157,7 @@ def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path
     adapted.train(optimizer, steps=2)
     attached.detach()
     adapted.train(optimizer, steps=1)
-    rows = decode_jsonl(path.read_bytes(), path)
-    assert [GradientRecord.from_json(row, "line") for row in rows] == attached.records
+    assert read_records(GradientRecord, path) == attached.records
     assert [record.step for record in attached.records] == [0, 1]
     assert [(values["probe/cos_in"], step) for values, step in sent] == [(r.cos_in, r.step) for r in attached.records]
 

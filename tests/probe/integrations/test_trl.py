@@ -13,8 +13,8 @@ from peft import LoraConfig
 from extraction.directions import Directions
 from probe.integrations.trl import GradientProbeCallback
 from probe.records.records import GradientRecord
+from probe.records.run import read_records
 from probe.settings.training import ModelConfig
-from replay_pools.base.files import decode_jsonl
 from replay_pools.policy.load import load_policy
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def test_measuring_changes_nothing_and_logs(out: Path, tmp_path: Path, trained_a
     trainer.train()
     for name, value in adapter_values(trainer).items():
         assert torch.equal(value, trained_alone[name]), f"{name}: the probe moved what it measures"
-    rows = decode_jsonl((tmp_path / "gradients.jsonl").read_bytes(), "gradients.jsonl")
-    assert [GradientRecord.from_json(row, "line") for row in rows] == callback.records
+    assert read_records(GradientRecord, tmp_path / "gradients.jsonl") == callback.records
     assert [record.step for record in callback.records] == list(range(STEPS))
     assert all(record.cos_in is not None and not record.projected for record in callback.records)
     logged = [entry for entry in trainer.state.log_history if "probe/cos_in" in entry]

@@ -54,19 +54,22 @@ def test_load_reads_the_run(loaded: Run, many_arms: Path) -> None:
         probe.read_run("out/runs/absent")
 
 
-@pytest.mark.parametrize("name", ["samples", "steps"])
-def test_columns_hold_the_records(loaded: Run, name: TableName) -> None:
-    """Every value of every line, nulls as NaN or None; one dtype a type."""
-    rows = [record.to_json() for record in getattr(loaded, name)]
-    columns = loaded.columns(name)
+@pytest.mark.parametrize(("name", "nullable"), [("samples", "cos_S_contrib"), ("steps", "additivity_error")])
+def test_columns_and_frames_hold_the_records(loaded: Run, name: TableName, nullable: str) -> None:
+    """Every value of every line, nulls as NaN or None; one dtype a type; polars keeps nulls, pandas holds columns."""
+    pandas = pytest.importorskip("pandas")
+    rows, columns = [record.to_json() for record in getattr(loaded, name)], loaded.columns(name)
     assert list(columns) == list(rows[0])
     for field, values in columns.items():
         for value, row in zip(values.tolist(), rows, strict=True):
             expected = row[field]
             assert value == expected or (expected is None and (value is None or math.isnan(value))), field
-    assert {str(columns[field].dtype) for field in ("step",)} == {"int64"}
-    assert columns["arm"].dtype == object
-    assert columns["mean_cos_in"].dtype == np.float64
+    assert [str(columns[field].dtype) for field in ("step", "arm", "mean_cos_in")] == ["int64", "object", "float64"]
+    frame = loaded.to_polars(name)
+    assert frame.columns == list(columns)
+    assert frame[nullable].null_count() == sum(np.isnan(columns[nullable]))
+    assert str(frame.schema["step"]) == "Int64"
+    pandas.testing.assert_frame_equal(loaded.to_pandas(name), pandas.DataFrame(columns))
 
 
 def test_types_do_not_depend_on_the_values() -> None:
@@ -88,20 +91,6 @@ def test_evaluations_are_a_row_a_setting() -> None:
     assert columns["setting"].tolist() == ["all", "no hint"] * 2
     assert columns["solve_high"][0] == 0.9
     assert math.isnan(columns["hack_rate"][1])
-
-
-def test_frames_hold_the_columns(loaded: Run) -> None:
-    """polars keeps nulls and types; pandas holds the numpy columns."""
-    polars, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
-    for name in ("samples", "steps"):
-        frame, columns = loaded.to_polars(name), loaded.columns(name)
-        assert frame.columns == list(columns)
-        assert frame["cos_S_contrib" if name == "samples" else "cos_in"].null_count() == sum(
-            np.isnan(columns["cos_S_contrib" if name == "samples" else "cos_in"])
-        )
-        assert frame.schema["step"] == polars.Int64
-        pandas.testing.assert_frame_equal(loaded.to_pandas(name), pandas.DataFrame(columns))
-    assert loaded.to_polars()["hacked"].dtype == polars.Boolean
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])

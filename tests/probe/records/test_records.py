@@ -64,7 +64,7 @@ def test_the_seeds_sixteen_fields_come_first():
 @given(sample=samples)
 def test_sample_roundtrip(sample):
     """JSON and back is the identity for every record that can be written."""
-    assert SampleRecord.from_json(orjson.loads(orjson.dumps(sample.to_json())), "x") == sample
+    assert SampleRecord.parse(orjson.dumps(sample.to_json()), "x") == sample
 
 
 def test_step_roundtrip_flattens_the_groups():
@@ -74,7 +74,7 @@ def test_step_roundtrip_flattens_the_groups():
     assert row["adv_cap_fraction"] == 0.5
     assert (row["kl/mean"], row["ratio/frac_clip_low"]) == (0.01, 0.25)
     assert not {"advantage", "kl", "ratio"} & row.keys()
-    assert StepRecord.from_json(orjson.loads(orjson.dumps(row)), "x") == STEP
+    assert StepRecord.parse(orjson.dumps(row), "x") == STEP
 
 
 def test_a_run_reads_back(tmp_path):
@@ -93,22 +93,11 @@ def test_a_run_reads_back(tmp_path):
     assert (run.steps, run.config) == ([STEP], {"settings": {}})
 
 
-@pytest.mark.parametrize(
-    ("config", "where"),
-    [
-        (
-            {"settings": {"verb": "replay", "intervention": {"projection": {"overshoot": "x"}}}},
-            "intervention.projection.overshoot",
-        ),
-        ({"settings": {"verb": "replay", "model": {"adapter": [1]}}}, "model.adapter"),
-        ({"settings": {"verb": "train", "optimizer": 3}}, "optimizer"),
-    ],
-)
-def test_a_file_whose_hash_was_renewed_by_hand_is_refused(tmp_path, config, where):
+def test_a_file_whose_hash_was_renewed_by_hand_is_refused(tmp_path):
     write_run(tmp_path)
-    write_json(tmp_path / "config.json", config)
+    write_json(tmp_path / "config.json", {"settings": {"verb": "train", "optimizer": 3}})
     write_sealed(tmp_path / "manifest.json", {"schema": RUN_SCHEMA, "files": file_hashes(tmp_path)})
-    with pytest.raises(InputError, match=where):
+    with pytest.raises(InputError, match="optimizer"):
         read_run(tmp_path)
 
 
@@ -134,41 +123,27 @@ def test_a_null_cosine_needs_its_reason():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("record", "changes", "message"),
     [
-        (lambda row: row.pop("cos_S_nll"), "line 1 cos_S_nll: expected a value"),
-        (lambda row: row.update(extra=1), "extra: expected a known key"),
-        (lambda row: row.update(reward="3.5"), "reward: expected a valid number"),
-        (lambda row: row.update(hacked=1), "hacked: expected a valid boolean"),
-        (lambda row: row.update(comp_len=True), "comp_len: expected a valid integer"),
-        (lambda row: row.update(arm=None), "arm: expected a valid string"),
+        (SAMPLE, {"cos_S_nll": None}, "line 3 cos_S_nll: expected a value"),
+        (SAMPLE, {"extra": 1}, "extra: expected a known key"),
+        (SAMPLE, {"reward": "3.5"}, "reward: expected a valid number"),
+        (SAMPLE, {"hacked": 1}, "hacked: expected a valid boolean"),
+        (SAMPLE, {"comp_len": True}, "comp_len: expected a valid integer"),
+        (SAMPLE, {"arm": [None]}, "arm: expected a valid string"),
+        (STEP, {"cos_in": None}, "cos_in: expected a value"),
+        (STEP, {"advantage/std": None}, "expected field advantage/std"),
+        (STEP, {"advantage/new": 1.0}, "advantage/new: expected a known key"),
+        (STEP, {"ratios/mean": 1.0}, "ratios/mean: expected a known key"),
     ],
 )
-def test_bad_sample_lines_name_line_and_field(tmp_path, change, message):
-    row = SAMPLE.to_json()
-    change(row)
-    with pytest.raises(InputError) as error:
-        SampleRecord.from_json(row, "f line 1")
-    assert message in str(error.value)
-    with pytest.raises(InputError, match="expected an object"):
-        SampleRecord.from_json([], "f line 1")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda row: row.pop("cos_in"), "cos_in: expected a value"),
-        (lambda row: row.pop("advantage/std"), "expected field advantage/std"),
-        (lambda row: row.update({"advantage/new": 1.0}), "advantage/new: expected a known key"),
-        (lambda row: row.pop("direction_age"), "direction_age: expected a value"),
-        (lambda row: row.update({"ratios/mean": 1.0}), "ratios/mean: expected a known key"),
-    ],
-)
-def test_bad_step_lines_name_line_and_field(change, message):
-    row = STEP.to_json()
-    change(row)
+def test_bad_lines_name_line_and_field(record, changes, message):
+    """None: the field is missing."""
+    row = {key: value for key, value in (record.to_json() | changes).items() if value is not None or key not in changes}
     with pytest.raises(InputError, match=message):
-        StepRecord.from_json(row, "steps.jsonl line 3")
+        type(record).parse(orjson.dumps(row), "f line 3")
+    with pytest.raises(InputError, match="expected an object"):
+        type(record).parse(b"[]", "f line 3")
 
 
 def test_an_incomplete_run_is_refused(tmp_path):
@@ -203,7 +178,4 @@ def test_changed_missing_and_extra_files_are_refused(tmp_path):
     write_steps(tmp_path, [STEP])
     (tmp_path / "step_001.cos.jsonl.gz").unlink()
     with pytest.raises(InputError, match="config.json: expected sha256"):
-        read_run(tmp_path)
-    write_sealed(tmp_path / "manifest.json", {"schema": RUN_SCHEMA})
-    with pytest.raises(InputError, match="files: {name: sha256}"):
         read_run(tmp_path)

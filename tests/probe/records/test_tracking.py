@@ -75,12 +75,8 @@ def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_enviro
             report("steps", done, 2)
     found = events(tmp_path / "tracking" / "tensorboard" / "grows")
     curves = {key: value for key, value in found.items() if key[0] in ("a/cos_in", "eval/all/hack")}
-    assert curves == {
-        ("a/cos_in", 0): 0.5,
-        ("a/cos_in", 1): 1.5,
-        ("eval/all/hack", 0): 0.25,
-        ("eval/all/hack", 2): 0.25,
-    }
+    hack = {("eval/all/hack", step): 0.25 for step in (0, 2)}
+    assert curves == {("a/cos_in", 0): 0.5, ("a/cos_in", 1): 1.5} | hack
     assert told == [("steps", 0, 2), ("steps", 1, 2), ("steps", 2, 2)]
 
 

@@ -16,7 +16,8 @@ from adapted import members_of
 from directories import contents
 
 from extraction.adapters.trained import Trained
-from probe.records.run import read_run, read_steps
+from probe.records.records import StepRecord
+from probe.records.run import read_records, read_run
 from probe.records.timings import Timings
 from probe.runs import control
 from probe.runs.control import TrainingState
@@ -148,7 +149,7 @@ def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(
     assert checkpoints == [f"step_{done:06d}.pt" for done in due[-2:]]
     directory, deaths = tmp_path / "killed", 0
     while not (directory / "manifest.json").exists():
-        before = len(read_steps(directory / "steps.jsonl")) if (directory / "steps.jsonl").exists() else 0
+        before = len(read_records(StepRecord, directory / "steps.jsonl")) if (directory / "steps.jsonl").exists() else 0
         first: list[int] = []
         die_at(draw.randint(1, num_syncs // 2) if deaths < 6 else 10**6)
         try:
@@ -225,7 +226,7 @@ def test_a_step_that_is_not_finite_is_not_taken(wild_step: int, make_run, tmp_pa
     training = make_run(tmp_path / "run", case)
     manifest = read_json(tmp_path / "run" / "manifest.json")
     assert manifest["stopped"] == f"ratio/mean is inf in step {wild_step}"
-    assert [step.step for step in read_steps(tmp_path / "run" / "steps.jsonl")] == [*range(wild_step)]
+    assert [step.step for step in read_records(StepRecord, tmp_path / "run" / "steps.jsonl")] == [*range(wild_step)]
     assert (tmp_path / "run" / "checkpoint" / f"step_{wild_step:06d}.pt").exists()
     values = training.updater.trained.values()
     assert all(value.isfinite().all() for value in values.values())

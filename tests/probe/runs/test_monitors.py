@@ -95,7 +95,7 @@ def test_now_and_start_are_both_weights(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"remedy.monitor": "text:("}, "a regular expression of Python"),
+        ({"remedy.monitor": "text:("}, "text:REGEX"),
         ({"remedy.clean": "no-such-pool"}, "no-such-pool"),
         ({"remedy.fpr": 0.001}, "at least 1000 clean rewarded rollouts"),
         ({"remedy.monitor": "words"}, "too few prompts with a label of each kind"),
@@ -153,12 +153,12 @@ def test_a_screen_ranks_a_monitor(replay: Callable[..., Path], quick: list[str],
         'conditions = [{ name = "seen", arms = ["vanilla"], settings.remedy.name = "penalty",'
         ' settings.remedy.monitor = "text:def run_tests" }]\n'
     )
+    from probe.analysis.lookahead import gain
     from probe.experiments.candidates import read_candidates
     from probe.runs.screening import look_at_remedies
 
     ahead = look_at_remedies(read_run(made), read_candidates(spec), 3, out_dir=made.parents[1], say=print)
-    assert not ahead.unseen
-    seen, plain = ahead.gain("seen", "hacks"), ahead.gain(ahead.plain, "hacks")
+    seen, plain = (gain(ahead[name], "hacks") for name in ("seen", "plain"))
     assert seen is not None
     assert plain is not None
     assert seen < plain

@@ -96,6 +96,10 @@ class Pipe:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return answer["result"]
 
+    def tab(self, *, width: int = 1280, dark: bool = False) -> Tab:
+        """A new page of a given width, in light or dark."""
+        return Tab(self, width, dark)
+
     def wait_for(self, method: str, session: str) -> None:
         """Wait for an event that has come or is still to come."""
         while not any(event["method"] == method for event in self.events.get(session, [])):
@@ -113,19 +117,8 @@ class Pipe:
         return message
 
 
-class Browser:
-    """A running Chromium."""
-
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
-
-    def tab(self, *, width: int = 1280, dark: bool = False) -> Tab:
-        """A new page of a given width, in light or dark."""
-        return Tab(self._pipe, width, dark)
-
-
 @contextlib.contextmanager
-def launched(binary: str) -> Iterator[Browser]:
+def launched(binary: str) -> Iterator[Pipe]:
     """A browser with a profile of its own, gone at the end."""
     to_browser, from_browser = os.pipe(), os.pipe()
     ends = (to_browser[0], from_browser[1])
@@ -138,7 +131,7 @@ def launched(binary: str) -> Iterator[Browser]:
             os.close(end)
         pipe = Pipe(to_browser[1], from_browser[0])
         try:
-            yield Browser(pipe)
+            yield pipe
             with contextlib.suppress(AssertionError):
                 pipe.call("Browser.close")
             process.wait(timeout=20)
@@ -150,7 +143,7 @@ def launched(binary: str) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator[Pipe]:
     """Chromium or Chrome, where the machine has one."""
     binary = next(filter(None, map(shutil.which, NAMES)), None)
     if binary is None:
