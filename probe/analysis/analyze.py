@@ -21,8 +21,7 @@ from probe.analysis.families import FAMILIES
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.training_runs import TrainingOutcome, is_training, starts, training_outcome, trains
-from probe.analysis.verdict.decision import decide, questions
-from probe.analysis.verdict.next_step import next_step
+from probe.analysis.verdict.decision import decide
 from probe.analysis.verdict.pools import PoolFacts, pool_facts
 from probe.analysis.verdict.validity import validity
 from probe.analysis.verdict.verdict import Finding, Verdict
@@ -214,11 +213,6 @@ class Analysis:
         return self.projection_config.side or (ARMS[arm].side if arm else "one_sided"), self.projection_config.overshoot
 
     @cached_property
-    def questions(self) -> list[Finding]:
-        """The findings behind the verdict."""
-        return questions(self)
-
-    @cached_property
     def validity(self) -> list[Finding]:
         """The findings on whether the measurement can be trusted, one per part."""
         return validity(self)
@@ -226,8 +220,7 @@ class Analysis:
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict of the measured arm's basis."""
-        verdict = decide(self, self.questions, self.validity)
-        return replace(verdict, next=next_step(verdict.word, self, self.questions, self.validity))
+        return decide(self, self.validity)
 
     @property
     def failed(self) -> bool:

@@ -218,23 +218,6 @@ def regrade_command(pool: PoolFacts, out: Path) -> str:
     return command + " --problems PROBLEMS.jsonl" * (not has_problems) + elsewhere(out)
 
 
-def sample_again(pool: PoolFacts, steps: int) -> str:
-    """Return the command that samples `steps` groups as a pool was sampled; '' if that is not known.
-
-    A server's address is not recorded (URL).
-    """
-    plan, sampler, policy = (pool.said(key) or {} for key in ("plan", "sampler", "policy"))
-    if pool.env is None or policy.get("base_model") is None or not sampler:
-        return ""
-    options = {f"--{key}": plan[key] for key in ("env", "split", "mode", "group", "seed")} | {"--steps": steps}
-    options |= {"--model": policy["base_model"], "--adapter": policy.get("adapter")}
-    options |= {"--temperature": sampler["temperature"], "--max-new-tokens": sampler["max_new_tokens"]}
-    options |= {"--name": f"{pool.name}-{steps}", "--engine": "server" if pool.said("engine") else None}
-    words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
-    command = shlex.join(["probe", "pool", "generate", *words, *(["--hint"] if plan.get("hint") is True else [])])
-    return f"{command} --url URL" if pool.said("engine") else command
-
-
 def as_sampled(builtin: str) -> dict[str, Any]:
     """Return the settings that replay whole groups of a bundled pool at the weights that sampled it."""
     manifest = open_pool(BUILTIN / builtin).manifest

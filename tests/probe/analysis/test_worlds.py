@@ -276,7 +276,7 @@ def analysed(folder: Path, world: World, seed: int = 0) -> Analysis:
 
 
 def says(found: Analysis) -> list[str]:
-    return [finding.says for finding in found.questions]
+    return [finding.says for finding in found.verdict.findings]
 
 
 def test_a_sound_world_holds_in_every_part(found):
