@@ -24,7 +24,7 @@ from probe.analysis.families import FAMILIES
 from probe.analysis.fields import by_prompt, field_names, number_of
 from probe.analysis.statistics.thresholds import MIN_SEEDS
 from probe.analysis.training_runs import ELO_GAP, MOVED, PLACES, RATES
-from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, mean_rate
+from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, compared
 from probe.records.records import StepRecord
 from probe.settings.words import NO_HINT
 from replay_pools.environments.loopholes import LOOPHOLES
@@ -126,11 +126,7 @@ def _rate(name: str, trainings: Trainings | None, *arms: TrainedArm) -> Estimate
     few = min(sum(all(of in outcome.values for of in rates) for outcome in arm.outcomes) for arm in arms)
     if few < MIN_SEEDS:
         return Estimate(name=name, unit="seed", n=few, why=f"{few} evaluated seeds; a rate needs {MIN_SEEDS}")
-    if len(arms) == 1 or len(rates) > 1:
-        comparison = mean_rate(arms[0], *rates)
-    else:
-        trainings = trainings or Trainings(baseline=arms[1], treated=arms[:1])
-        comparison = excess(trainings, arms[0], arms[1], name)
+    comparison = compared(trainings or Trainings(baseline=arms[-1], treated=arms[:1]), arms, *rates)
     assert comparison is not None
     return comparison.bounded(name=name)
 
