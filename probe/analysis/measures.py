@@ -13,9 +13,10 @@
 A field of the step records needs no row here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import mean_or_none, present
@@ -82,11 +83,7 @@ def of_replay(name: str, *sides: tuple[str, Sequence[Analysis]]) -> Estimate:
         family, row_name = family_names()[name]
         rows = [row for run in runs for row in run.of(family) if row.name == row_name and row.arm in (None, arm)]
         return rows[0] if rows else Estimate(name=name, arm=arm, why="not measured")
-    estimates = [mean_of(name, _by_prompt(name, *side), "prompt", arm=side[0]) for side in sides]
-    if len(estimates) == 1 or any(one.value is None for one in estimates):
-        return next((one for one in estimates if one.value is None), estimates[0])
-    compared = difference(*estimates)
-    return compared if compared.n else replace(compared, why="the two sides share no prompt")
+    return _minus(difference, [mean_of(name, _by_prompt(name, *side), "prompt", arm=side[0]) for side in sides])
 
 
 def are_identical(name: str, *sides: tuple[str, Sequence[Analysis]]) -> bool:
@@ -107,10 +104,15 @@ def of_training(name: str, trainings: Trainings | None, *arms: TrainedArm) -> Es
         return _described(name, [(arm.arm, arm.runs) for arm in arms])
     if name in rate_names():
         return _rate(name, trainings, *arms)
-    estimates = [mean_of(name, by_seed(name, arm), "seed", arm=arm.arm) for arm in arms]
-    if len(estimates) == 1 or any(one.value is None for one in estimates):
-        return next((one for one in estimates if one.value is None), estimates[0])
-    return welch(*estimates)
+    return _minus(welch, [mean_of(name, by_seed(name, arm), "seed", arm=arm.arm) for arm in arms])
+
+
+def _minus(subtract: Callable[[Estimate, Estimate], Estimate], sides: Sequence[Estimate]) -> Estimate:
+    """Return the only side, the first side that is not measured, or the first side minus the second."""
+    if len(sides) == 1 or any(side.value is None for side in sides):
+        return next((side for side in sides if side.value is None), sides[0])
+    compared = subtract(*sides)
+    return compared if compared.n else replace(compared, why=f"the two sides share no {sides[0].unit}")
 
 
 def by_seed(name: str, arm: TrainedArm) -> dict[str, float]:
@@ -157,7 +159,7 @@ def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
     return from_reference / from_base if from_base > 0 else None
 
 
-def _by_prompt(name: str, arm: str, runs: Sequence[Analysis]) -> Mapping[str, float]:
+def _by_prompt(name: str, arm: str, runs: Sequence[Analysis]) -> Mapping[Any, float]:
     """Return {prompt: mean of a number over its steps in all runs}."""
     return by_prompt((step for run in runs for step in run.steps if step.arm == arm), name)
 

@@ -448,18 +448,14 @@ def _outcome(analysis: "Analysis") -> str:
     """Describe the results of training on held-out problems; one run is no comparison."""
     if analysis.outcome is None:
         return ""
-    evaluations = deployed(analysis.outcome.evaluations)
+    evaluations, stopped = deployed(analysis.outcome.evaluations), analysis.outcome.stopped
     start, final = evaluations[0]["rates"][ALL], evaluations[-1]["rates"][ALL]
-    changes = []
-    for rate in RATES:
-        interval = final[rate]["interval"]
-        changes.append(
-            f"{rate} from {start[rate]['rate']:.0%} to {final[rate]['rate']:.0%} "
-            f"[{interval['low']:.0%}, {interval['high']:.0%}]"
-        )
-    stopped = analysis.outcome.stopped
+    changes = [
+        f"{rate} from {start[rate]['rate']:.0%} to {final[rate]['rate']:.0%} {Interval(**final[rate]['interval']):.0%}"
+        for rate in RATES
+    ]
     return (
-        f"{f'STOPPED: {stopped}. ' if stopped is not None else ''}Held-out problems, deployed weights: "
+        f"{'' if stopped is None else f'STOPPED: {stopped}. '}Held-out problems, deployed weights: "
         f"{', '.join(changes)} after {evaluations[-1]['step']} steps "
         f"(n = {final['num_problems']} problems of 1 run; arms are compared over seeds). "
     )
@@ -492,40 +488,26 @@ def _caveats(word: Word, analysis: "Analysis", parts: Sequence[Finding]) -> list
     unseen = "; ".join(f"{part.name} ({part.text})" for part in parts if part.says is Answer.NOT_SEEN)
     apart = [f"{row.name} ({row:+.3f})" for row in analysis.of("ceilings") if row.is_bounded and row.low <= 0]
     texts = [] if analysis.reproduced is None else analysis.reproduced.pairs.clusters.tolist()
-    different, adapted = len({*texts}), analysis.adapted
+    different = len({*texts})
     reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
     named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
-    rows: Sequence[tuple[Any, str]] = (
-        (
-            silent,
-            f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)",
-        ),
-        (
-            mixed,
-            f"in {mixed} steps a group answers different prompts (with and without the hint), so source, hint and "
-            "reward move together; --match prompt compares like with like",
-        ),
-        (unseen, f"not seen: {unseen}"),
-        (
-            apart,
-            f"v_hack of the other pairs does not clearly transfer to hacks of the kind {', '.join(apart)}: keep these "
-            "pairs and add more",
-        ),
-        (
-            different < len(texts),
-            f"{len(texts)} pairs have {different} different texts under several prompts: intervals count those "
-            f"{different}; write pairs with texts of their own",
-        ),
-        (adapted and adapted.caution, "" if adapted is None else adapted.caution),
-        (
-            reasons,
-            f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named}); groups whose rewards "
-            "differ give one",
-        ),
-    )
+    caution = analysis.adapted.caution if analysis.adapted is not None else ""
+    holds: Mapping[str, Any] = {  # {sentence: true if it holds}
+        f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)": silent,
+        f"in {mixed} steps a group answers different prompts (with and without the hint), so source, hint and reward "
+        "move together; --match prompt compares like with like": mixed,
+        f"not seen: {unseen}": unseen,
+        f"v_hack of the other pairs does not clearly transfer to hacks of the kind {', '.join(apart)}: keep these "
+        "pairs and add more": apart,
+        f"{len(texts)} pairs have {different} different texts under several prompts: intervals count those "
+        f"{different}; write pairs with texts of their own": different < len(texts),
+        caution: caution,
+        f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named}); groups whose rewards differ "
+        "give one": reasons,
+    }
     # These come first in every verdict: the numbers may belong to another update.
     first = doubts(analysis.records, analysis.pools)
-    rest = [*idle_settings(analysis.records), *(sentence for holds, sentence in rows if holds)]
+    rest = [*idle_settings(analysis.records), *(sentence for sentence, is_so in holds.items() if is_so)]
     if word in (Word.BROKEN, Word.TRAINED):
         return [*first, *rest]
     # GO and LIKELY lead to training, so this caveat comes early.
