@@ -20,9 +20,8 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.families import FAMILIES
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
 from probe.analysis.statistics.thresholds import REPRODUCED
-from probe.analysis.training_runs import TrainingOutcome, is_training, starts, training_outcome, trains
-from probe.analysis.verdict.decision import decide, questions
-from probe.analysis.verdict.next_step import next_step
+from probe.analysis.training_runs import TrainingOutcome, starts, training_outcome
+from probe.analysis.verdict.decision import decide
 from probe.analysis.verdict.pools import PoolFacts, pool_facts
 from probe.analysis.verdict.validity import validity
 from probe.analysis.verdict.verdict import Finding, Verdict
@@ -87,14 +86,14 @@ class Analysis:
     @cached_property
     def trains(self) -> bool:
         """Return True if an optimizer steps: the steps are then autocorrelated, so the run is the unit."""
-        return trains(self.records)
+        return self.records.settings.trains
 
     @cached_property
     def arms(self) -> tuple[str, ...]:
         """The arms, in the order of their first steps."""
         arms = tuple(dict.fromkeys(step.arm for step in self.steps))
         # A training that stops before its first step is still evaluated.
-        return self.records.settings.intervention.arms if is_training(self.records) and not arms else arms
+        return self.records.settings.intervention.arms if self.records.settings.verb == "train" and not arms else arms
 
     @cached_property
     def measured_arm(self) -> str | None:
@@ -165,7 +164,7 @@ class Analysis:
     @cached_property
     def outcome(self) -> TrainingOutcome | None:
         """The result of training; None without an evaluation on held-out problems."""
-        return training_outcome(self.records) if is_training(self.records) else None
+        return training_outcome(self.records) if self.records.settings.verb == "train" else None
 
     def of(self, family: str) -> list[Estimate]:
         """Return the estimates of a family (a key of `FAMILIES`), computed on first access.
@@ -214,11 +213,6 @@ class Analysis:
         return self.projection_config.side or (ARMS[arm].side if arm else "one_sided"), self.projection_config.overshoot
 
     @cached_property
-    def questions(self) -> list[Finding]:
-        """The findings behind the verdict."""
-        return questions(self)
-
-    @cached_property
     def validity(self) -> list[Finding]:
         """The findings on whether the measurement can be trusted, one per part."""
         return validity(self)
@@ -226,8 +220,7 @@ class Analysis:
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict of the measured arm's basis."""
-        verdict = decide(self, self.questions, self.validity)
-        return replace(verdict, next=next_step(verdict.word, self, self.questions, self.validity))
+        return decide(self, self.validity)
 
     @property
     def failed(self) -> bool:

@@ -15,7 +15,6 @@ rewards cannot separate them.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ WORDS, LOG_RATIO = "words", "logratio"  # detectors that `probe.analysis.rivals`
 TRAINS = "the run trains: its steps are autocorrelated, the run is the unit"
 HAAR = "Haar"  # appears in the names of estimates
 HACK_DIFFERENCE, PURE_HACK = "hack_difference", "pure_hack_difference"
+CONFOUNDS = ("src_pool", "hint", "gt_pass")  # fields that may differ between hacks and clean samples as hacking does
 
 
 def arm_cosine(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> Estimate:
@@ -46,10 +46,9 @@ def arm_cosine(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int
     of_arm = [step for step in steps if step.arm == arm]
     counted = [step for step in of_arm if step.cos_in is not None]
     cosines = present(step.cos_in for step in counted)
-    by_prompt = {str(name): value for name, value in prompt_means(cosines, [s.problem_id for s in counted]).items()}
-    estimate = mean_of("cos_in", by_prompt, "prompt", arm=arm)
+    by_prompt = prompt_means(cosines, [step.problem_id for step in counted])
     # A step with several groups uses several problems.
-    estimate = replace(estimate, n=num_problems(counted))
+    estimate = replace(mean_of("cos_in", by_prompt, "prompt", arm=arm), n=num_problems(counted))
     if trains:
         return replace(estimate, interval=None, why=TRAINS)
     missing = len(of_arm) - len(counted)
@@ -139,32 +138,15 @@ def contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False,
         trains: True if the weights moved. The run is then the unit: no interval and no p.
         seed: seed of the sampled sign flips.
     """
-    kept = [sample for sample in samples if sample.advantage > 0 and sample.cos_S_contrib is not None]
-    values, sides = present(sample.cos_S_contrib for sample in kept), [bool(sample.hacked) for sample in kept]
-    count = f"{sum(sides)} hacked, {len(sides) - sum(sides)} clean samples with A > 0"
+    rows = [sample for sample in samples if sample.advantage > 0 and sample.cos_S_contrib is not None]
+    sides = {is_hack: [sample for sample in rows if bool(sample.hacked) == is_hack] for is_hack in (True, False)}
+    count = f"{len(sides[True])} hacked, {len(sides[False])} clean samples with A > 0"
     missing = f"no prompt holds both a hacked and a clean sample with A > 0 ({count})"
-    estimate = _difference(HACK_DIFFERENCE, kept, values, sides, arm, missing, trains=trains, seed=seed)
-    rivals = [] if estimate.p is None else _confounds(kept, sides)
+    table = [(sample.problem_id, sample.cos_S_contrib, bool(sample.hacked)) for sample in rows]
+    estimate = _difference(HACK_DIFFERENCE, table, arm, missing, trains=trains, seed=seed)
+    values = {name: [{getattr(one, name) for one in side} for side in sides.values()] for name in CONFOUNDS}
+    rivals = [name for name, (hacks, others) in values.items() if estimate.p is not None and not hacks & others]
     return replace(estimate, why=f"cannot be told from {', '.join(rivals)}") if rivals else estimate
-
-
-def _difference(
-    name: str,
-    samples: Sequence[SampleRecord],
-    values: Sequence[float],
-    sides: Sequence[bool],
-    arm: str,
-    missing: str,
-    *,
-    trains: bool,
-    seed: int,
-) -> Estimate:
-    """Return the mean within-prompt difference of one side minus the other, with the p of sign flips."""
-    differences = within_prompt_differences(values, sides, [sample.problem_id for sample in samples])
-    estimate = mean_of(name, {str(prompt): value for prompt, value in differences.items()}, "prompt", arm=arm)
-    if trains or estimate.value is None:
-        return replace(estimate, interval=None, why=missing if estimate.value is None else TRAINS)
-    return replace(estimate, p=sign_flip_test([*estimate.parts.values()], seed=seed))
 
 
 def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
@@ -173,19 +155,23 @@ def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: boo
     Args:
         samples, arm, trains, seed: see `contrast`.
     """
-    kept = [one for one in samples if one.hacked and one.gt_pass is not None and one.cos_S_nll is not None]
-    values, sides = present(one.cos_S_nll for one in kept), [not one.gt_pass for one in kept]
-    missing = "no prompt holds a wrong and a right hack"
-    return _difference(PURE_HACK, kept, values, sides, arm, missing, trains=trains, seed=seed)
+    rows = [one for one in samples if one.hacked and one.gt_pass is not None and one.cos_S_nll is not None]
+    table = [(one.problem_id, one.cos_S_nll, not one.gt_pass) for one in rows]
+    return _difference(PURE_HACK, table, arm, "no prompt holds a wrong and a right hack", trains=trains, seed=seed)
 
 
-def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool]) -> list[str]:
-    """Return the fields that differ between the sides in every sample."""
-    hacks, others = (
-        [sample for sample, is_hack in zip(samples, sides, strict=True) if is_hack == side] for side in (True, False)
-    )
-    names = ("src_pool", "hint", "gt_pass")
-    return [name for name in names if not {*map(attrgetter(name), hacks)} & {*map(attrgetter(name), others)}]
+def _difference(
+    name: str, rows: Sequence[tuple[str, float | None, bool]], arm: str, missing: str, *, trains: bool, seed: int
+) -> Estimate:
+    """Return the mean within-prompt difference of the True side minus the other, with the p of sign flips.
+
+    rows: (prompt, value, side).
+    """
+    prompts, values, sides = zip(*rows, strict=True) if rows else ((), (), ())
+    estimate = mean_of(name, within_prompt_differences(values, sides, prompts), "prompt", arm=arm)
+    if trains or estimate.value is None:
+        return replace(estimate, interval=None, why=missing if estimate.value is None else TRAINS)
+    return replace(estimate, p=sign_flip_test([*estimate.parts.values()], seed=seed))
 
 
 def present(values: Iterable[float | None]) -> list[float]:

@@ -69,7 +69,7 @@ class Family:
     parts: Mapping[str, str] = field(default_factory=dict)  # {part shown in the table: its column}
 
 
-def mean_of(name: str, parts: Mapping[str, float], unit: str, *, arm: str | None = None) -> Estimate:
+def mean_of(name: str, parts: Mapping[Any, float], unit: str, *, arm: str | None = None) -> Estimate:
     """Return the mean of one value per unit, with Student's interval; `parts` is {unit: value}."""
     values = [*parts.values()]
     if not values:

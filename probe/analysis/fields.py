@@ -3,7 +3,7 @@
 A new field of `probe.records.records.StepRecord` appears here, on terminal, page and JSON, and in criteria by itself.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -32,12 +32,11 @@ def number_of(step: StepRecord, name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def by_prompt(steps: Iterable[StepRecord], name: str) -> dict[str, float]:
+def by_prompt(steps: Iterable[StepRecord], name: str) -> dict[Hashable, float]:
     """Return {prompt: mean of a number over its steps}."""
     numbers = [(step.problem_id, number_of(step, name)) for step in steps]
     known = [(prompt, value) for prompt, value in numbers if value is not None]
-    means = prompt_means([value for _, value in known], [prompt for prompt, _ in known])
-    return {str(prompt): value for prompt, value in means.items()}
+    return prompt_means([value for _, value in known], [prompt for prompt, _ in known])
 
 
 def fields_of(steps: Sequence[StepRecord], arm: str | None, *, trains: bool) -> list[Estimate]:

@@ -13,9 +13,10 @@
 A field of the step records needs no row here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import mean_or_none, present
@@ -24,7 +25,7 @@ from probe.analysis.families import FAMILIES
 from probe.analysis.fields import by_prompt, field_names, number_of
 from probe.analysis.statistics.thresholds import MIN_SEEDS
 from probe.analysis.training_runs import ELO_GAP, MOVED, PLACES, RATES
-from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, mean_rate
+from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, compared
 from probe.records.records import StepRecord
 from probe.settings.words import NO_HINT
 from replay_pools.environments.loopholes import LOOPHOLES
@@ -82,11 +83,7 @@ def of_replay(name: str, *sides: tuple[str, Sequence[Analysis]]) -> Estimate:
         family, row_name = family_names()[name]
         rows = [row for run in runs for row in run.of(family) if row.name == row_name and row.arm in (None, arm)]
         return rows[0] if rows else Estimate(name=name, arm=arm, why="not measured")
-    estimates = [mean_of(name, _by_prompt(name, *side), "prompt", arm=side[0]) for side in sides]
-    if len(estimates) == 1 or any(one.value is None for one in estimates):
-        return next((one for one in estimates if one.value is None), estimates[0])
-    compared = difference(*estimates)
-    return compared if compared.n else replace(compared, why="the two sides share no prompt")
+    return _minus(difference, [mean_of(name, _by_prompt(name, *side), "prompt", arm=side[0]) for side in sides])
 
 
 def are_identical(name: str, *sides: tuple[str, Sequence[Analysis]]) -> bool:
@@ -107,10 +104,15 @@ def of_training(name: str, trainings: Trainings | None, *arms: TrainedArm) -> Es
         return _described(name, [(arm.arm, arm.runs) for arm in arms])
     if name in rate_names():
         return _rate(name, trainings, *arms)
-    estimates = [mean_of(name, by_seed(name, arm), "seed", arm=arm.arm) for arm in arms]
-    if len(estimates) == 1 or any(one.value is None for one in estimates):
-        return next((one for one in estimates if one.value is None), estimates[0])
-    return welch(*estimates)
+    return _minus(welch, [mean_of(name, by_seed(name, arm), "seed", arm=arm.arm) for arm in arms])
+
+
+def _minus(subtract: Callable[[Estimate, Estimate], Estimate], sides: Sequence[Estimate]) -> Estimate:
+    """Return the only side, the first side that is not measured, or the first side minus the second."""
+    if len(sides) == 1 or any(side.value is None for side in sides):
+        return next((side for side in sides if side.value is None), sides[0])
+    compared = subtract(*sides)
+    return compared if compared.n else replace(compared, why=f"the two sides share no {sides[0].unit}")
 
 
 def by_seed(name: str, arm: TrainedArm) -> dict[str, float]:
@@ -126,11 +128,7 @@ def _rate(name: str, trainings: Trainings | None, *arms: TrainedArm) -> Estimate
     few = min(sum(all(of in outcome.values for of in rates) for outcome in arm.outcomes) for arm in arms)
     if few < MIN_SEEDS:
         return Estimate(name=name, unit="seed", n=few, why=f"{few} evaluated seeds; a rate needs {MIN_SEEDS}")
-    if len(arms) == 1 or len(rates) > 1:
-        comparison = mean_rate(arms[0], *rates)
-    else:
-        trainings = trainings or Trainings(baseline=arms[1], treated=arms[:1])
-        comparison = excess(trainings, arms[0], arms[1], name)
+    comparison = compared(trainings or Trainings(baseline=arms[-1], treated=arms[:1]), arms, *rates)
     assert comparison is not None
     return comparison.bounded(name=name)
 
@@ -161,7 +159,7 @@ def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
     return from_reference / from_base if from_base > 0 else None
 
 
-def _by_prompt(name: str, arm: str, runs: Sequence[Analysis]) -> Mapping[str, float]:
+def _by_prompt(name: str, arm: str, runs: Sequence[Analysis]) -> Mapping[Any, float]:
     """Return {prompt: mean of a number over its steps in all runs}."""
     return by_prompt((step for run in runs for step in run.steps if step.arm == arm), name)
 

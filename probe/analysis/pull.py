@@ -63,16 +63,13 @@ from probe.analysis.statistics.intervals import (
 from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_samples, redrawn, true_axes, true_labels
 from probe.analysis.statistics.overlap import overlaps
 from probe.analysis.statistics.permutation import rewarded_labels
-from probe.analysis.statistics.run_gradients import Linked, LinkedStep
+from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.statistics.significance import effects_by_prompt
 from probe.records.records import SampleRecord
 
 TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason if held-out pairs would allow a share
-# Reasons for the absence of prompts: for updates without hacks, and for alignment.
-NO_UPDATE = (
-    "no group has two rollouts that do not hack, all labelled, with different rewards",
-    "no group has an update",
-)
+NO_UPDATE = "no group has an update"
+NO_BENIGN = "no group has two rollouts that do not hack, all labelled, with different rewards"
 NUM_HALVES = 49  # for each kind's reference; they enter only through their variance
 
 
@@ -100,10 +97,10 @@ def shares(linked: Linked, arm: str, *, num_halves: int = NUM_REDRAWN, seed: int
     assert ceiling is not None  # at least one pair is held out
     steps = prompt_means(cosines(axes, linked.totals), linked.prompts)
     benign = _benign(linked, axes)
-    rows = [_share("pull", _stacked(steps), ceiling), _share("benign", _stacked(benign), ceiling)]
+    rows = [_share("pull", _stacked(steps), ceiling), _share("benign", _stacked(benign), ceiling, missing=NO_BENIGN)]
     for name, part in (("pull - benign", 1.0), ("half - benign", 0.5)):
         less = {prompt: part * steps[prompt] - values for prompt, values in benign.items() if prompt in steps}
-        rows.append(_share(name, _stacked(less), ceiling))
+        rows.append(_share(name, _stacked(less), ceiling, missing=NO_BENIGN))
     sides = _stacked(prompt_means(cosines(axes, hacks) - cosines(axes, cleans), clusters))
     assert sides is not None
     rows.append(_contrast(linked, axes, sides))
@@ -114,66 +111,43 @@ def _benign(linked: Linked, axes: Axes) -> dict[Hashable, Array]:
     """Return {prompt: (A,) cosine} of the update that each group's samples without a hack would make alone.
 
     Their baseline is their own mean reward. Estimators differ in the scale of a group, but a scale changes no cosine.
+    A group has none if the others have equal rewards, or if hack labels are missing.
     """
     totals, prompts = [], []
     for step in linked.steps:
-        weights = _benign_weights(step, [linked.samples[row] for row in step.rows])
+        samples = [linked.samples[row] for row in step.rows]
+        clean = np.array([sample.sure and not sample.hacked for sample in samples])
+        if not clean.any() or any(sample.hacked is None for sample in samples):
+            continue
+        rewards = np.array([sample.reward for sample in samples])
+        weights = np.where(clean, rewards - rewards[clean].mean(), 0.0) * step.unit_weights
         if weights.any():
             totals.append(cosines(axes, weighted(linked.read(step.record.step), weights[None, :]))[:, 0])
             prompts.append(step.record.problem_id)
-    if not totals:
-        return {}
-    return prompt_means(np.stack(totals, axis=1), prompts)
-
-
-def _benign_weights(step: LinkedStep, samples: list[SampleRecord]) -> Array:
-    """Return (G,) A_i w_i of a group as if its hacked samples had never been drawn.
-
-    All zeros if the others have equal rewards, or if hack labels are missing.
-    """
-    if any(sample.hacked is None for sample in samples):
-        return np.zeros(len(samples))
-    clean = np.array([sample.sure and not sample.hacked for sample in samples])
-    if not clean.any():
-        return np.zeros(len(samples))
-    rewards = np.array([sample.reward for sample in samples])
-    return np.where(clean, rewards - rewards[clean].mean(), 0.0) * step.unit_weights
+    return prompt_means(np.stack(totals, axis=1), prompts) if totals else {}
 
 
 def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Estimate:
     """Return the share `contrast`, from the rewarded samples."""
     chosen, hacked = rewarded_labels(linked)
     samples = [linked.samples[i] for i in chosen]
-    num_hacks = int(hacked.sum())
+    num_hacks, prompts = int(hacked.sum()), [sample.problem_id for sample in samples]
+    sides = ({prompt for prompt, is_hack in zip(prompts, hacked, strict=True) if is_hack == side} for side in (0, 1))
+    both, effects = len(set.intersection(*sides)), None
+    why = "no prompt has both sides among its paid samples"
     if hacked.all() or not hacked.any():
-        count = f"of {len(samples)} paid samples with sure labels {num_hacks} hack"
-        row = _undefined("contrast", ceiling, f"{count}: a side is missing")
-    else:
+        why = f"of {len(samples)} paid samples with sure labels {num_hacks} hack: a side is missing"
+    elif both:  # trivial scores may determine the label, by the small sample or the lack of overlap
+        why = TOO_FEW_PROMPTS
         scores = linked.sample_cosines(axes, chosen)  # (A, P)
-        prompts = [sample.problem_id for sample in samples]
-        both = _num_with_both(samples)
         effects = effects_by_prompt(scores, hacked.tolist(), trivial_scores(samples), prompts)
-        if effects is not None:
-            row = _share("contrast", effects, ceiling, num_prompts=both)
-        elif both:  # trivial scores determine the label, by the small sample or the lack of overlap
-            row = replace(_undefined("contrast", ceiling, TOO_FEW_PROMPTS), n=both)
-        else:
-            row = _undefined("contrast", ceiling, "no prompt has both sides among its paid samples")
+    row = _share("contrast", effects, ceiling, num_prompts=both, missing=why)
     return replace(row, parts={**row.parts, "num_hacks": num_hacks})
-
-
-def _num_with_both(samples: Sequence[SampleRecord]) -> int:
-    """Return the number of prompts with hacks and other samples."""
-    hacked = {sample.problem_id for sample in samples if sample.hacked}
-    return len(hacked & {sample.problem_id for sample in samples if not sample.hacked})
 
 
 def trivial_scores(samples: Sequence[SampleRecord]) -> dict[str, list[float]]:
     """Return {score: one value per sample, 0 if not recorded}."""
-    columns: dict[str, list[float]] = {}
-    for name, score in TRIVIAL.items():
-        columns[name] = [0.0 if value is None else value for value in map(score, samples)]
-    return columns
+    return {name: [score(sample) or 0.0 for sample in samples] for name, score in TRIVIAL.items()}
 
 
 def overlap_of(linked: Linked) -> list[Estimate]:
@@ -186,7 +160,9 @@ def overlap_of(linked: Linked) -> list[Estimate]:
     return overlaps(trivial_scores(samples), hacked.tolist(), prompts)
 
 
-def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: int | None = None) -> Estimate:
+def _share(
+    name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: int | None = None, missing: str = NO_UPDATE
+) -> Estimate:
     """Return a share from its numerators (A, C) and held-out references (A, H).
 
     Args:
@@ -194,9 +170,11 @@ def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: i
         by_prompt: None without a prompt.
         ceiling: held-out references along the same axes.
         num_prompts: number of informative prompts; None = C.
+        missing: why there is no prompt.
     """
     if by_prompt is None:
-        return _undefined(name, ceiling, NO_UPDATE[name == "pull"])
+        parts = {"ceiling": float(ceiling[0].mean()), "num_held_out": ceiling.shape[1]}
+        return Estimate(name=name, n=num_prompts or 0, unit="prompt", null=0.0, parts=parts, why=missing)
     count = by_prompt.shape[1] if num_prompts is None else num_prompts
     measured, top = float(by_prompt[0].mean()), float(ceiling[0].mean())
     halves = np.column_stack([by_prompt[1:].mean(1), ceiling[1:].mean(1)])
@@ -234,11 +212,6 @@ def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: i
     )
 
 
-def _undefined(name: str, ceiling: Array, why: str) -> Estimate:
-    parts = {"ceiling": float(ceiling[0].mean()), "num_held_out": ceiling.shape[1]}
-    return Estimate(name=name, unit="prompt", null=0.0, parts=parts, why=why)
-
-
 def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
     """Stack {prompt: (A,)} into (A, C); None without a prompt."""
     return np.stack(list(values.values()), axis=1) if values else None
@@ -254,18 +227,15 @@ def prompts_needed(share: Estimate, above: float, below: float) -> int | None:
         above: the interval's lower end must exceed this, if the value reaches `below`.
         below: otherwise the interval's upper end must fall below this.
     """
-    names = ("measured", "ceiling", "num_held_out", "sd_prompts", "sd_ceiling", "sd_pairs", "sd_pairs_ceiling")
-    measured, ceiling, held_out, sd_prompts, sd_ceiling, sd_pairs, sd_pairs_ceiling = (
-        share.parts[name] for name in names
-    )
+    parts = share.parts
     threshold = above if (share.value or 0.0) >= below else below
-    both = share.parts["correlation"] * sd_pairs * sd_pairs_ceiling
-    of_pairs = threshold**2 * sd_ceiling**2 / held_out
-    of_pairs += sd_pairs**2 + threshold**2 * sd_pairs_ceiling**2 - 2 * threshold * both
-    distance = abs(measured - threshold * ceiling)
+    both = parts["correlation"] * parts["sd_pairs"] * parts["sd_pairs_ceiling"]
+    of_pairs = threshold**2 * parts["sd_ceiling"] ** 2 / parts["num_held_out"]
+    of_pairs += parts["sd_pairs"] ** 2 + threshold**2 * parts["sd_pairs_ceiling"] ** 2 - 2 * threshold * both
+    distance = abs(parts["measured"] - threshold * parts["ceiling"])
     counts = np.arange(max(share.n, 2), MAX_PROMPTS)
-    variances = sd_prompts**2 / counts + of_pairs
-    return first_count(counts, distance**2 > errors_beyond(np.minimum(counts, held_out) - 1) ** 2 * variances)
+    errors = errors_beyond(np.minimum(counts, parts["num_held_out"]) - 1)
+    return first_count(counts, distance**2 > errors**2 * (parts["sd_prompts"] ** 2 / counts + of_pairs))
 
 
 def pairs_to_reach(share: Estimate) -> int | None:
@@ -296,21 +266,15 @@ def ceilings(pairs: PairGram, seed: int = 0) -> tuple[Estimate, ...]:
 def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) -> Estimate:
     """Return one kind's held-out reference; `of_kind` is (n,) True for its pairs."""
     others = replace(pairs, held_out=pairs.held_out | of_kind)
-    ceiling = Estimate(
-        name=kind,
-        n=int(of_kind.sum()),
-        unit="pair",
-        null=0.0,
-        parts={"num_extraction": int((~others.held_out).sum())},
-        why="the other kinds give no direction",
-    )
+    count, parts = int(of_kind.sum()), {"num_extraction": int((~others.held_out).sum())}
+    ceiling = Estimate(name=kind, n=count, unit="pair", null=0.0, parts=parts, why="the other kinds give no direction")
     if others.held_out.all():
         return ceiling
     differences, _, _ = held_out_gradients(replace(pairs, held_out=of_kind))
-    values = cosines(extract(others, *true_labels(others)).axes(), differences)[0]
-    if np.isnan(values).any():
+    by_pair = cosines(extract(others, *true_labels(others)).axes(), differences)[0]
+    if np.isnan(by_pair).any():
         return ceiling
-    values = np.array([*prompt_means(values, pairs.clusters[of_kind].tolist()).values()])
+    values = np.array([*prompt_means(by_pair, pairs.clusters[of_kind].tolist()).values()])
     mean = float(values.mean())
     if not varies(values) or not can_be_halved(others):
         return replace(ceiling, value=mean, why="fewer than two pairs")

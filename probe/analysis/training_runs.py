@@ -1,6 +1,5 @@
 """Training runs: which of them are comparable, and how training changed the policy on held-out problems.
 
-    is_training, trains          a run of `probe train`; a run in which weights move
     starts                       first steps of `probe train` runs that differ only in their arm
     training_outcome             metrics from one run's evaluations:
 
@@ -41,16 +40,6 @@ MOVED = {"margin": "margin_final", "cos_moved": "cos_moved", "hackward_frac_move
 ELO_GAP = "elo_gap"
 
 
-def is_training(run: Run) -> bool:
-    """Return True for a run of `probe train`."""
-    return run.settings.verb == "train"
-
-
-def trains(run: Run) -> bool:
-    """Return True if an optimizer steps (`probe train`, or a replay with a learning rate), even if nothing moved."""
-    return run.settings.trains
-
-
 def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings that shape a `probe train` run's numbers, without arm and seed, from its `config.json`."""
     settings = asdict(read_config(config["settings"], CONFIG_FILE))
@@ -68,8 +57,8 @@ def starts(run: Run, others: Iterable[Run]) -> list[StepRecord]:
     All arms share one policy before any update. A replay has all its arms in one run and stands alone.
     """
     runs = [run]
-    for other in others if is_training(run) else ():
-        if is_training(other) and other.path != run.path and other.settings.seed == run.settings.seed:
+    for other in others if run.settings.verb == "train" else ():
+        if other.settings.verb == "train" and other.path != run.path and other.settings.seed == run.settings.seed:
             runs += [other] * (shared_settings(other.config) == shared_settings(run.config))
     steps = []
     for each in runs:
@@ -78,15 +67,17 @@ def starts(run: Run, others: Iterable[Run]) -> list[StepRecord]:
     return steps
 
 
+Rates = Mapping[str, tuple[float, int]]  # {RATE or RATE/SETTING: (share, number of graded rollouts)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
     """One training run's evaluations, and the metrics that follow from the first and last of them."""
 
     evaluations: Sequence[Mapping[str, Any]]  # every line of `evals.jsonl`
     values: Mapping[str, float]  # {metric: value}
-    trials: Mapping[str, int]  # {rate metric: number of graded rollouts}
-    by_problem: Mapping[str, Mapping[str, float]]  # {rate metric: {held-out problem: value}}
-    problem_trials: Mapping[str, Mapping[str, int]]  # {rate metric except gains: {held-out problem: rollouts}}
+    # {rate metric except gains: {held-out problem, or ALL over all of them: (share, number of graded rollouts)}}
+    shares: Mapping[str, Mapping[str, tuple[float, int]]]
     stopped: str | None  # reason for stopping before the last step
 
 
@@ -110,46 +101,35 @@ def training_outcome(run: Run) -> TrainingOutcome | None:
     evaluations = deployed(run.evals)
     if not evaluations:
         return None
-    first, last = evaluations[0], evaluations[-1]
-    values, trials = _start_final_gain(_rates(first["rates"]), _rates(last["rates"]))
-    moved = last.get("frozen") or {}
-    for name, metric in MOVED.items():
-        if moved.get(name) is not None:
-            values[metric] = moved[name]
     by_step = [rates_by_problem(run.path, evaluation["step"]) for evaluation in evaluations]
-    start, final = by_step[0], by_step[-1]
-    if start and (rated := [later for later in by_step[1:] if later.keys() == start.keys()]):
-        values[ELO_GAP] = max(elo_above(later, start) for later in rated)
-    by_problem: dict[str, dict[str, float]] = {}
-    problem_trials: dict[str, dict[str, int]] = {}
-    for problem in start:
-        shares, counts = _start_final_gain(start[problem], final.get(problem, {}))
-        for metric, share in shares.items():
-            by_problem.setdefault(metric, {})[problem] = share
-        for metric, count in counts.items():
-            problem_trials.setdefault(metric, {})[problem] = count
-    return TrainingOutcome(
-        evaluations=run.evals,
-        values=values,
-        trials=trials,
-        by_problem=by_problem,
-        problem_trials=problem_trials,
-        stopped=run.manifest.get("stopped"),
-    )
-
-
-Rates = Mapping[str, tuple[float, int]]  # {RATE or RATE/SETTING: (share, number of graded rollouts)}
+    start, final = (_rates(evaluation["rates"]) for evaluation in (evaluations[0], evaluations[-1]))
+    values: dict[str, float] = {}
+    shares: dict[str, dict[str, tuple[float, int]]] = {}
+    for name in filter(final.__contains__, start):
+        rate, slash, setting = name.partition("/")
+        before, after, gain = (f"{rate}_{place}{slash}{setting}" for place in PLACES)
+        for metric, overall, problems in ((before, start, by_step[0]), (after, final, by_step[-1])):
+            values[metric] = overall[name][0]
+            shares[metric] = {problem: rates[name] for problem, rates in problems.items() if name in rates}
+            shares[metric][ALL] = overall[name]
+        values[gain] = values[after] - values[before]
+    moved = evaluations[-1].get("frozen") or {}
+    values |= {metric: moved[name] for name, metric in MOVED.items() if moved.get(name) is not None}
+    base, *later = by_step
+    if base and (rated := [problems for problems in later if problems.keys() == base.keys()]):
+        values[ELO_GAP] = max(elo_above(problems, base) for problems in rated)
+    return TrainingOutcome(evaluations=run.evals, values=values, shares=shares, stopped=run.manifest.get("stopped"))
 
 
 def _rates(settings: Mapping[str, Any]) -> Rates:
     """Return the `rates` of one evaluation. A single setting equals ALL and is left out."""
     shown = settings if len(settings) > 2 else {ALL: settings[ALL]}
-    rates: dict[str, tuple[float, int]] = {}
-    for setting, measured in shown.items():
-        for rate in RATES:
-            if (share := measured[rate]["rate"]) is not None:
-                rates[rate if setting == ALL else f"{rate}/{setting}"] = share, measured["num_rollouts"]
-    return rates
+    return {
+        rate if setting == ALL else f"{rate}/{setting}": (measured[rate]["rate"], measured["num_rollouts"])
+        for setting, measured in shown.items()
+        for rate in RATES
+        if measured[rate]["rate"] is not None
+    }
 
 
 def rates_by_problem(directory: Path, step: int) -> dict[str, Rates]:
@@ -179,19 +159,3 @@ def elo_above(later: Mapping[str, Rates], start: Mapping[str, Rates]) -> float:
             now, before = later[problem][name][0], start[problem][name][0]
             won, lost = won + now * (1 - before), lost + before * (1 - now)
     return 400 * math.log10(won / lost)
-
-
-def _start_final_gain(start: Rates, final: Rates) -> tuple[dict[str, float], dict[str, int]]:
-    """Return ({RATE_start, RATE_final, RATE_gain: share}, {RATE_start, RATE_final: rollouts}) for shared rates.
-
-    A setting stays after the slash. A gain combines two sets of rollouts and is not a rate.
-    """
-    values: dict[str, float] = {}
-    trials: dict[str, int] = {}
-    for name in filter(final.__contains__, start):
-        rate, slash, setting = name.partition("/")
-        metrics = [f"{rate}_{place}{slash}{setting}" for place in PLACES]
-        (before, n), (after, m) = start[name], final[name]
-        values |= zip(metrics, (before, after, after - before), strict=True)
-        trials |= zip(metrics[:2], (n, m), strict=True)
-    return values, trials

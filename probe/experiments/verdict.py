@@ -16,7 +16,6 @@ from typing import Any
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.horizon import cautions_of
 from probe.analysis.measures import STEPS, are_identical, by_seed, never_binds, of_replay, of_training
-from probe.analysis.training_runs import is_training
 from probe.analysis.verdict.trained import judge_arms
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, same_records
 from probe.analysis.verdict.verdict import Finding, Verdict
@@ -92,7 +91,7 @@ def analyse_runs(spec: Spec, out_dir: Path, seed: int = 0) -> Analyses:
     for run, record in read:
         for condition in run.conditions:
             # A training run has one condition, and its records lack the spec's name for it.
-            named = None if is_training(record) else condition
+            named = None if record.settings.verb == "train" else condition
             analyses[run.name, condition] = analyze(record, named, others=records, seed=seed).settle()
     return analyses
 

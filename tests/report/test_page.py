@@ -181,7 +181,7 @@ def test_the_page_opens_with_the_words_of_the_screen(written) -> None:
     document = Document(files[0].read_text(encoding="utf-8"))
     body = document.texts["main"][0]
     analysis = report.analyses[0]
-    said = [finding.text for finding in analysis.questions]
+    said = [finding.text for finding in analysis.verdict.findings]
     if analysis.verdict.word == "BROKEN":
         said = [analysis.verdict.sentence]
     said = [analysis.verdict.word, *said, *analysis.verdict.caveats, analysis.verdict.next.text]

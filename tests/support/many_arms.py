@@ -19,7 +19,7 @@ from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.analysis.training_runs import TrainingOutcome
 from probe.analysis.verdict.trained import questions
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings
-from probe.settings.words import Answer
+from probe.settings.words import ALL, Answer
 
 DISPERSION = 0.064
 TRIALS = 64  # rollouts of an evaluation
@@ -105,17 +105,13 @@ class Bench:
 
 
 def _run(seed: int, shares: dict[str, np.ndarray]) -> Any:
-    by_problem = {name: {f"p{i}": float(x) for i, x in enumerate(of)} for name, of in shares.items() if len(of) > 1}
-    values = {f"{name}_{place}": float(of.mean()) for name, of in shares.items() for place in ("start", "final")}
-    tables = {f"{name}_{place}": by_problem[name] for name in by_problem for place in ("start", "final")}
-    outcome = TrainingOutcome(
-        evaluations=[],
-        values=values,
-        trials={name: len(tables[name]) if name in tables else TRIALS for name in values},
-        by_problem=tables,
-        problem_trials={name: dict.fromkeys(table, 1) for name, table in tables.items()},
-        stopped=None,
-    )
+    values, tables = {}, {}
+    for name, of in shares.items():
+        table = {f"p{i}": (float(x), 1) for i, x in enumerate(of)} if len(of) > 1 else {}
+        for place in ("start", "final"):
+            values[f"{name}_{place}"] = float(of.mean())
+            tables[f"{name}_{place}"] = {**table, ALL: (float(of.mean()), len(table) or TRIALS)}
+    outcome = TrainingOutcome(evaluations=[], values=values, shares=tables, stopped=None)
     settings = SimpleNamespace(seed=seed, rollouts=SimpleNamespace(mode="m"))
     return SimpleNamespace(records=SimpleNamespace(settings=settings, training=settings), outcome=outcome)
 

@@ -10,10 +10,10 @@ pairs) add their covariances.
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,12 +38,11 @@ class Interval:
         return f"[{self.low:{form}}, {self.high:{form}}]"
 
 
-@overload
-def prompt_means(values: Sequence[float], prompts: Sequence[Hashable]) -> dict[Hashable, float]: ...
-@overload
-def prompt_means(values: Array, prompts: Sequence[Hashable]) -> dict[Hashable, Array]: ...
-def prompt_means(values: Sequence[float] | Array, prompts: Sequence[Hashable]) -> Mapping[Hashable, float | Array]:
-    """Return {prompt: mean over its rows} of values (..., rows), in order of first appearance."""
+def prompt_means(values: ArrayLike, prompts: Sequence[Hashable]) -> dict[Hashable, Any]:
+    """Return {prompt: mean over its rows} of values (..., rows), in order of first appearance.
+
+    A mean is a float for (rows,), else (...,).
+    """
     x = np.asarray(values, dtype=np.float64)
     groups: dict[Hashable, list[int]] = {}
     for row, prompt in zip(range(x.shape[-1]), prompts, strict=True):
@@ -63,14 +62,12 @@ def within_prompt_differences(
     values: Sequence[float], labels: Sequence[bool], prompts: Sequence[Hashable]
 ) -> dict[Hashable, float]:
     """Return {prompt: mean of labelled minus mean of other values}, for the prompts that hold both."""
-    sides = []
-    for side in (True, False):
-        kept = [(value, prompt) for value, label, prompt in zip(values, labels, prompts, strict=True) if label == side]
-        sides.append(prompt_means([value for value, _ in kept], [prompt for _, prompt in kept]))
-    labelled, others = sides
+    x, is_labelled, names = np.asarray(values, dtype=np.float64), np.asarray(labels, dtype=bool), np.array(prompts)
+    labelled, others = (prompt_means(x[side], names[side].tolist()) for side in (is_labelled, ~is_labelled))
     # Keep prompts in row order: seeded sign flips depend on it.
-    both = [prompt for prompt in dict.fromkeys(prompts) if prompt in labelled and prompt in others]
-    return {prompt: labelled[prompt] - others[prompt] for prompt in both}
+    return {
+        name: labelled[name] - others[name] for name in dict.fromkeys(prompts) if name in labelled and name in others
+    }
 
 
 def varies(values: ArrayLike) -> bool:
@@ -104,10 +101,6 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval 
     return Interval(low=centre - half if successes else 0.0, high=centre + half if successes < n else 1.0)
 
 
-@overload
-def auroc(scores: Sequence[float], labels: ArrayLike) -> float: ...
-@overload
-def auroc(scores: Array, labels: ArrayLike) -> Any: ...
 def auroc(scores: ArrayLike, labels: ArrayLike) -> Any:
     """Return the probability that a labelled row scores above an unlabelled one, ties one half; NaN if a side is empty.
 

@@ -184,18 +184,11 @@ def sign_transfer(pairs: PairGram) -> Estimate | None:
     parts: `num_right` of the n pairs, `mean_cos` of their differences with v_hack.
     """
     differences, _, _ = held_out_gradients(pairs)
-    scores = cosines(true_axes(pairs), differences)[0]
-    known = ~np.isnan(scores)
-    scores = np.array([*prompt_means(scores[known], pairs.clusters[pairs.held_out][known].tolist()).values()])
-    if len(scores) == 0:
+    by_pair = cosines(true_axes(pairs), differences)[0]
+    known = ~np.isnan(by_pair)
+    scores = np.array([*prompt_means(by_pair[known], pairs.clusters[pairs.held_out][known].tolist()).values()])
+    n, num_right = len(scores), int((scores > 0).sum())
+    if n == 0:
         return None
-    num_right = int((scores > 0).sum())
-    return Estimate(
-        name="pair_sign",
-        value=num_right / len(scores),
-        interval=clopper_pearson(num_right, len(scores)),
-        n=len(scores),
-        unit="pair",
-        null=0.5,
-        parts={"num_right": num_right, "mean_cos": float(scores.mean())},
-    )
+    parts, interval = {"num_right": num_right, "mean_cos": float(scores.mean())}, clopper_pearson(num_right, n)
+    return Estimate(name="pair_sign", value=num_right / n, interval=interval, n=n, unit="pair", null=0.5, parts=parts)

@@ -41,6 +41,21 @@ BATCH = 128  # samples in memory at once, with one matrix product for all draws 
 REMEMBERED_STEPS = 64  # cache size: every condition of a run passes over its steps several times
 
 
+def has_gram(run: Run, basis: Basis) -> bool:
+    """Return True if the run stored inner products in a basis."""
+    return f"{gram_dir(basis)}/pairs.safetensors" in run.manifest.get("files", {})
+
+
+def read_pairs(run: Run, basis: Basis) -> PairGram:
+    """Read the `pairs.safetensors` of a basis; InputError if it is missing or changed."""
+    return _pairs(_file(run, basis, "pairs"))
+
+
+def read_step(run: Run, basis: Basis, step: int) -> StepGram:
+    """Read the `step_NNN.safetensors` of a basis; InputError if it is missing or changed."""
+    return _step(_file(run, basis, f"step_{step:03d}"))
+
+
 @dataclass(frozen=True, slots=True)
 class _File:
     """A file with the contents listed in the manifest; files with equal contents compare equal."""
@@ -48,28 +63,13 @@ class _File:
     path: Path = field(compare=False)
     sha256: str
 
-    @classmethod
-    def of(cls, run: Run, basis: Basis, name: str) -> "_File":
-        listed = run.manifest["files"].get(_name(name, basis))
-        path = run.path / _name(name, basis)
-        actual = file_sha256(path) if path.is_file() else "no such file"
-        check_sha256(path, actual, listed, CHANGED)
-        return cls(path, actual)
 
-
-def has_gram(run: Run, basis: Basis) -> bool:
-    """Return True if the run stored inner products in a basis."""
-    return _name("pairs", basis) in run.manifest.get("files", {})
-
-
-def read_pairs(run: Run, basis: Basis) -> PairGram:
-    """Read the `pairs.safetensors` of a basis; InputError if it is missing or changed."""
-    return _pairs(_File.of(run, basis, "pairs"))
-
-
-def read_step(run: Run, basis: Basis, step: int) -> StepGram:
-    """Read the `step_NNN.safetensors` of a basis; InputError if it is missing or changed."""
-    return _step(_File.of(run, basis, f"step_{step:03d}"))
+def _file(run: Run, basis: Basis, name: str) -> _File:
+    listed = f"{gram_dir(basis)}/{name}.safetensors"
+    path = run.path / listed
+    actual = file_sha256(path) if path.is_file() else "no such file"
+    check_sha256(path, actual, run.manifest["files"].get(listed), CHANGED)
+    return _File(path, actual)
 
 
 @lru_cache(maxsize=1)
@@ -94,11 +94,6 @@ def _step(file: _File) -> StepGram:
     inner, samples = numbers.pop("inner"), numbers.pop("samples")
     weights = {name.removeprefix("weights/"): values for name, values in numbers.items()}
     return StepGram(inner=inner, samples=samples, weights=weights)
-
-
-def _name(name: str, basis: Basis) -> str:
-    """Return the manifest name of a basis's file."""
-    return f"{gram_dir(basis)}/{name}.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

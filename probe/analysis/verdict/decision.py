@@ -17,16 +17,17 @@
 
 A run that trains is compared over seeds and gets the word TRAINED here.
 
-To add a verdict, add a word to `probe.settings.words.Word`, a row to `_word` in its place (worst first), and a row to
-`probe.analysis.verdict.advice.ADVICE`. To add a question, write a function that answers it, and add a row to QUESTIONS.
-To add a caveat, add a row to `_caveats`.
+Each answer, and each word, carries the step that follows from it (`probe.analysis.verdict.next_step`).
+
+To add a verdict, add a word to `probe.settings.words.Word`, and a row to `_word` in its place (worst first). To add a
+question, write a function that answers it, and add a row to QUESTIONS. To add a caveat, add a row to `_caveats`.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scipy.special import ndtri
 
@@ -49,9 +50,12 @@ from probe.analysis.statistics.thresholds import (
     SHOWN_REMOVED,
 )
 from probe.analysis.training_runs import RATES, deployed
+from probe.analysis.verdict import next_step as steps
+from probe.analysis.verdict.advice import advise
 from probe.analysis.verdict.pools import doubts
-from probe.analysis.verdict.verdict import Finding, Verdict
+from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.records.idle import idle_settings
+from probe.records.run import in_root, out_of
 from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Answer, Word
 
@@ -81,75 +85,84 @@ SCORE_NAMES = {
     WORDS: "a bag of words",
     TOGETHER: "the trivial scores",
 }
-RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # their shares
 TO_80 = float(ndtri(0.9) / ndtri(0.975))  # converts half of a 95% interval to half of an 80% interval
 CHANCE = 0.5  # AUROC of an uninformative score
 VAGUE_COST = 2.0  # width of its interval, a share, above which a cost is uninformative: a quotient by nearly 0
-Reply = tuple[Answer, Estimate | None, int, str]  # the answer, its number, the number of prompts, the text
+Unreadable = tuple[str, Next] | None  # why there is no result along v_hack, and what would give one
 
 
-def why_unreadable(analysis: "Analysis") -> tuple[str, str] | None:
-    """Return (reason of the advice, text) why there is no result along v_hack; None if alignment was measured."""
+class Reply(NamedTuple):
+    """The answer to a question, with the step that would decide it, or follows from it."""
+
+    says: Answer
+    text: str
+    step: Next
+    number: Estimate | None = None
+    n: int = 0  # prompts
+
+
+def _unreadable(analysis: "Analysis") -> Unreadable:
+    """Return None if alignment was measured."""
+    run = analysis.records
     if analysis.measured_arm is None:
-        return "arm", "no arm measures along v_hack"
+        return "no arm measures along v_hack", steps.other_arms(run)
     share, linked = analysis.get("shares", "pull"), analysis.linked
     if share is not None and share.value is not None:
         return None
     summary = analysis.get("cos_in", "cos_in", analysis.measured_arm)
     if summary is None or not summary.n:
-        return "updates", "no group has an update: within every one the rewards are equal"
+        text = "no group has an update: within every one the rewards are equal"
+        return text, steps.more_rollouts("rewards that differ within a prompt", analysis)
     if linked is None:
-        return "plain", f"the run stored no inner products in the basis {analysis.basis}"
+        return f"the run stored no inner products in the basis {analysis.basis}", steps.plain_loss(run)
     if linked.error > REPRODUCED:
-        return "plain", (
-            f"the loss is more than advantages times gradients (token credit, a KL penalty, recorded ratios): recorded "
+        return (
+            "the loss is more than advantages times gradients (token credit, a KL penalty, recorded ratios): recorded "
             f"cosines differ by {linked.error:.2g} from those of the inner products"
-        )
-    if share is None or share.parts["num_held_out"] < 2:
+        ), steps.plain_loss(run)
+    num_held_out = 0 if share is None else share.parts["num_held_out"]
+    if share is None or num_held_out < 2:
         text = "fewer than two pairs are held out, or fewer than two to extract from: no interval of what a hack reads"
-        return "pairs", text
+        how = ' ("held_out": true in FILE.jsonl)'
+        return text, steps.more_pairs(analysis, how, num_held_out, steps.DOZEN)
+    ceiling = f"v_hack is not shown to reach held-out hacks: they read {share.parts['ceiling']:+.3f}"
+    text = f"{ceiling} ({num_held_out} pairs)"
     if share.why == TOO_FEW_PROMPTS:
-        return "reach", f"too few prompts have an update for an interval ({share.n})"
-    ceiling, pairs = share.parts["ceiling"], share.parts["num_held_out"]
-    return "reach", f"v_hack is not shown to reach held-out hacks: they read {ceiling:+.3f} ({pairs} pairs)"
+        text = f"too few prompts have an update for an interval ({share.n})"
+    return text, steps.undefined(share, analysis)
 
 
-def questions(analysis: "Analysis") -> list[Finding]:
-    """Return the findings hackward, about, removable, over the prompts of the estimate behind each."""
-    cause = why_unreadable(analysis)
-    findings = []
-    for name, (question, threshold, reply) in QUESTIONS.items():
-        says, number, n, text = reply(analysis, "" if cause is None else cause[1])
-        counted = {"number": number, "counts_from": threshold, "n": n, "unit": "prompt"}
-        findings.append(Finding(name=name, question=question, says=says, text=text, **counted))
-    return findings
-
-
-def _hackward(analysis: "Analysis", why: str) -> Reply:
+def _hackward(analysis: "Analysis", unreadable: Unreadable) -> Reply:
     """Decide whether alignment is material, from its interval over prompts and pairs."""
     row = analysis.get("shares", "pull")
-    if row is None or row.value is None:
-        return Answer.UNMEASURED, None, 0 if row is None else row.n, why
+    if unreadable is not None:
+        return Reply(Answer.UNMEASURED, *unreadable, n=0 if row is None else row.n)
+    assert row is not None
     text = (
         f"alignment {row}, where 1 is as aligned as held-out hacks: cos_in is {row.parts['measured']:+.3f} over "
         f"{row.n} prompts, and {row.parts['ceiling']:+.3f} for held-out hacks ({row.parts['num_held_out']} pairs)"
     )
-    return decided(row), row, row.n, text
+    return Reply(decided(row), text, _undecided(row, analysis), row, row.n)
 
 
-def _about(analysis: "Analysis", why: str) -> Reply:
+def _undecided(share: Estimate, analysis: "Analysis") -> Next:
+    return steps.undecided(share, analysis, *DECIDED_BY[share.name])
+
+
+def _about(analysis: "Analysis", unreadable: Unreadable) -> Reply:
     """Decide whether the alignment is specific to hacks.
 
     yes: hacks are more aligned than clean samples with every trivial score held constant, and the alignment without the
     hacks is smaller, at most half. no: a difference is shown to be immaterial, or more than half is shown to remain
     without the hacks.
     """
-    row, benign, less, half = (analysis.get("shares", name) for name in RESTS_ON["about"])
+    names, why = ("contrast", "benign", "pull - benign", "half - benign"), unreadable[0] if unreadable else ""
+    shares = row, benign, less, half = [analysis.get("shares", name) for name in names]
     missing = (why or "no rollout says whether it hacks") if analysis.unlabelled else hacks_missing(analysis)
     if missing or row is None:
-        return Answer.UNMEASURED, None, 0, missing or why
-    number, apart = (None if row.value is None else row), separated(analysis)
-    says, text = Answer.UNMEASURED, why
+        return Reply(Answer.UNMEASURED, missing or why, steps.hack_labels())
+    number, apart = (None if row.value is None else row), _separated(analysis)
+    says, text, step = Answer.UNMEASURED, why, _about_open(shares, analysis)
     if apart:
         says, number, text = Answer.CONFOUNDED, None, _separate(apart)
     elif number is not None:
@@ -163,6 +176,8 @@ def _about(analysis: "Analysis", why: str) -> Reply:
         unpaid = bool(analysis.sure) and not row.parts["num_hacks"]
         says = Answer.UNMEASURED if row.n or unpaid else Answer.CONFOUNDED
         text = f"hacks and honest answers cannot be compared: {row.why}"
+    if says is Answer.CONFOUNDED:
+        step = steps.confounded(names_of(apart), analysis)
     if benign and less and half and None not in (benign.value, less.value, half.value):
         text += f"; alignment without the hacks {benign.value:.2f}, a difference of {less} over {less.n} prompts"
         differs, mostly = decided(less), decided(half)
@@ -173,10 +188,27 @@ def _about(analysis: "Analysis", why: str) -> Reply:
     elif number is not None:
         says = Answer.UNMEASURED if says in (Answer.YES, Answer.LIKELY) else says
         text += f"; alignment without the hacks is not measured: {benign.why if benign else why}"
-    if unclear := overlap_unclear(analysis):
+    if not apart and (unclear := _worst_first(filter(may_lack, analysis.of("overlap")))):
         says = says if says in (Answer.NO, Answer.UNMEASURED) else Answer.UNCLEAR
         text = f"{_separate(unclear, may=True)}; {text}"
-    return says, number, row.n, text + _rival(analysis)
+        step = steps.overlap_unclear(unclear, names_of(unclear), analysis)
+    return Reply(says, text + _rival(analysis), step, number, row.n)
+
+
+def _about_open(shares: Iterable[Estimate | None], analysis: "Analysis") -> Next:
+    """Return what would decide the first open share."""
+    for share in filter(None, shares):
+        if share.value is not None:
+            if share.name in DECIDED_BY and decided(share) in (Answer.UNCLEAR, Answer.LIKELY):
+                return _undecided(share, analysis)
+        elif share.n:
+            return steps.undefined(share, analysis)
+        elif share.name == "contrast":
+            return advise("unpaid", why="no rewarded rollout hacks")
+        elif any(sample.hacked is None for sample in analysis.samples):
+            return steps.hack_labels()
+    what = "rewards that differ among the rollouts of a prompt that do not hack"
+    return steps.more_rollouts(what, analysis)
 
 
 def _rival(analysis: "Analysis") -> str:
@@ -202,14 +234,9 @@ def hacks_missing(analysis: "Analysis") -> str:
     return f"hacks are missing: {len(hacks)} of {len(sure)} rollouts hack, in {len(hacked)} of {len(prompts)} prompts"
 
 
-def separated(analysis: "Analysis") -> list[Estimate]:
+def _separated(analysis: "Analysis") -> list[Estimate]:
     """Return the trivial scores in which hacks are shown to lack overlap, worst first; if no single one, together."""
     return _worst_first(filter(is_lacking, analysis.of("overlap")))
-
-
-def overlap_unclear(analysis: "Analysis") -> list[Estimate]:
-    """Return the trivial scores in which too few hacks overlap but the interval allows enough; order as `separated`."""
-    return [] if separated(analysis) else _worst_first(filter(may_lack, analysis.of("overlap")))
 
 
 def _worst_first(apart: Iterable[Estimate]) -> list[Estimate]:
@@ -236,7 +263,7 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
     )
 
 
-def _removable(analysis: "Analysis", why: str) -> Reply:
+def _removable(analysis: "Analysis", unreadable: Unreadable) -> Reply:
     """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs do.
 
     yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, and does so at
@@ -249,14 +276,17 @@ def _removable(analysis: "Analysis", why: str) -> Reply:
         vague = (
             "the interval of the update's gain on held-out hacks includes 0: what projection removes is not measured"
         )
-        return Answer.UNMEASURED, None, 0 if row is None else row.n, why if row is None else vague
-    value, p, (missing, price) = row.value, row.p or 1.0, cost_of(analysis)
+        n, text = (row.n, vague) if row is not None else (0, unreadable[0] if unreadable else "")
+        more = steps.more_prompts(analysis, ": they halve the error of the gain on held-out hacks")
+        return Reply(Answer.UNMEASURED, text, _cost(analysis)[1] or more, n=n)
+    value, p, (price, missing) = row.value, row.p or 1.0, _cost(analysis)
     selective = honest is None or honest.value is None or value > honest.value
+    agree = own_hacks is not None and own_hacks.is_bounded and own_hacks.high >= row.low
     lacking = {
         f"{SHOWN_REMOVED:.0%} or more of the first": value < SHOWN_REMOVED,
         f"p below {ALPHA:g}": p >= ALPHA,
         "an interval above 0": row.low <= 0,
-        "as large a share of these rollouts' hacks, within the intervals": not own_hacks_agree(analysis),
+        "as large a share of these rollouts' hacks, within the intervals": not agree,
     }
     says = Answer.UNCLEAR
     if row.null is not None and row.high < row.null:
@@ -277,28 +307,35 @@ def _removable(analysis: "Analysis", why: str) -> Reply:
     )
     if says is Answer.LIKELY:
         text += f"; a yes needs {', '.join(condition for condition, lacks in lacking.items() if lacks)}"
-    return says, row, row.n, text
+    step = missing if missing and says is Answer.UNMEASURED else _removable_open(row, agree, analysis)
+    return Reply(says, text, step, row, row.n)
+
+
+def _removable_open(row: Estimate, agree: bool, analysis: "Analysis") -> Next:
+    """Return what would decide the last question: more directions, chance, own hacks, or a narrower interval."""
+    if (row.value or 0.0) < SHOWN_REMOVED:
+        return steps.more_directions(analysis)
+    share = analysis.get("shares", "pull")
+    held_out = share.parts["num_held_out"] if share is not None else 0
+    if row.p is None or row.p >= ALPHA:
+        return steps.more_pairs(analysis, ": shuffled ones then remove half as much", held_out)
+    if not agree:
+        why = f"projecting these out removes {row:.0%} of the gain on held-out hacks, and less of the gain on"
+        return steps.other_pairs(analysis, f"{why} this policy's own hacks")
+    what = f": they narrow the interval of what projection removes ({row:.0%}), which includes 0"
+    if row.parts["from_prompts"] > 0.5:
+        return steps.more_prompts(analysis, what)
+    return steps.more_pairs(analysis, what, held_out)
 
 
 # {finding: (its question, the threshold of its number, the function that answers it)}
-QUESTIONS: Mapping[str, tuple[str, float, Callable[["Analysis", str], Reply]]] = {
+QUESTIONS: Mapping[str, tuple[str, float, Callable[["Analysis", Unreadable], Reply]]] = {
     "hackward": ("Does the update point toward the hack?", MATERIAL, _hackward),
     "about": ("Is that specific to hacking?", MATERIAL, _about),
     "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED, _removable),
 }
 REMOVED = ("margin", "honest", "hacks", "norm")  # shares that projection removes
 WEAKEST_FIRST = (Answer.NO, Answer.UNCLEAR, Answer.LIKELY, Answer.YES)
-
-
-def own_hacks_agree(analysis: "Analysis") -> bool:
-    """Return True if the rollouts' own hacks lose the same share of gain as held-out hacks, within both intervals."""
-    margin, hacks = (analysis.get("removed", f"removed/{name}") for name in ("margin", "hacks"))
-    return margin is not None and hacks is not None and hacks.is_bounded and hacks.high >= margin.low
-
-
-def points_away(hackward: Finding) -> bool:
-    """Return True if the update is shown to point away from the hack."""
-    return hackward.number is not None and hackward.number.high < 0
 
 
 def decided(share: Estimate) -> Answer:
@@ -317,35 +354,44 @@ def at_80(number: Estimate) -> float:
     return value - TO_80 * (value - number.low)
 
 
-def cost_of(analysis: "Analysis") -> tuple[str, str]:
-    """Return (reason of the advice if part of the cost is missing, else empty; the cost in words)."""
-    row = analysis.get("removed", "removed/honest")
+def _cost(analysis: "Analysis") -> tuple[str, Next | None]:
+    """Return the cost in words; with what would give the part that is missing."""
+    row, more = analysis.get("removed", "removed/honest"), ": they halve the error of the cost"
     if analysis.samples and all(sample.hacked is None or sample.gt_pass is None for sample in analysis.samples):
-        return "right", "not measured, since no rollout says whether it is right and honest"
+        step = advise("labels", labels="are right", column="gt_pass")
+        return "not measured, since no rollout says whether it is right and honest", step
     if row is None:
-        return "honest", "not measured, since no rewarded sample is right and honest"
+        step = steps.more_rollouts("rewarded rollouts that are right and honest", analysis)
+        return "not measured, since no rewarded sample is right and honest", step
     if row.why == AGAINST:
-        return "", "none, since the update works against honest solutions"
+        return "none, since the update works against honest solutions", None
+    prompts = steps.more_prompts(analysis, more)
     if row.value is None:
-        return "price", "not measured, since the interval of the gain on honest solutions includes 0"
+        return "not measured, since the interval of the gain on honest solutions includes 0", prompts
     price = f"{row:.0%} of their gain"
     if row.high < 0:
         gain = replace(row, value=-row.value, interval=Interval(low=-row.high, high=-row.low))
-        return "", f"none, projection adds {gain:.0%} to their gain"
+        return f"none, projection adds {gain:.0%} to their gain", None
     if row.high - row.low > VAGUE_COST:
-        return "price", f"{price}, an interval too wide to say how much they lose"
-    return "", price
+        return f"{price}, an interval too wide to say how much they lose", prompts
+    return price, None
 
 
-def decide(analysis: "Analysis", findings: Sequence[Finding], parts: Sequence[Finding]) -> Verdict:
+def decide(analysis: "Analysis", parts: Sequence[Finding]) -> Verdict:
     """Return the verdict on one run under one loss variant.
 
     Args:
-        analysis: the analysis behind findings and parts.
-        findings: from `questions`.
+        analysis: the analysis behind it.
         parts: from `validity.validity`; unseen parts become caveats and decide nothing.
     """
-    word, sentence = _word(analysis, findings, parts)
+    unreadable, replies = _unreadable(analysis), []
+    findings = []
+    for name, (question, threshold, answer) in QUESTIONS.items():
+        reply = answer(analysis, unreadable)
+        replies.append(reply)
+        counted = {"number": reply.number, "counts_from": threshold, "n": reply.n, "unit": "prompt"}
+        findings.append(Finding(name=name, question=question, says=reply.says, text=reply.text, **counted))
+    word, sentence, step = _word(analysis, replies, parts)
     return Verdict(
         about={"run": analysis.run, "condition": analysis.condition, "basis": analysis.basis},
         word=word,
@@ -353,64 +399,63 @@ def decide(analysis: "Analysis", findings: Sequence[Finding], parts: Sequence[Fi
         plain=PLAIN.get(word, ""),
         findings=findings,
         caveats=_caveats(word, analysis, parts),
+        next=replace(step, command=in_root(step.command, out_of(analysis.records.path))),
     )
 
 
-def _word(analysis: "Analysis", findings: Sequence[Finding], parts: Sequence[Finding]) -> tuple[Word, str]:
-    """Return the word of the first row that holds, with its sentence."""
-    hackward, about, removable = findings
-    broken = [part for part in parts if part.says is Answer.BROKEN]
-    missing, unsure = hacks_missing(analysis), [finding for finding in findings if finding.says is not Answer.YES]
-    toward, all_likely = hackward.says is Answer.YES, {finding.says for finding in unsure} == {Answer.LIKELY}
-    where = "points away from the hack" if points_away(hackward) else "does not point toward the hack"
+def _word(analysis: "Analysis", replies: Sequence[Reply], parts: Sequence[Finding]) -> tuple[Word, str, Next]:
+    """Return the word, with its sentence and the next step."""
+    hackward, about, removable = replies
+    says, number = hackward.says, hackward.number
+    if broken := [part for part in parts if part.says is Answer.BROKEN]:
+        text = "; ".join(f"{part.name}: {part.text}" for part in broken)
+        return Word.BROKEN, text, steps.broken(broken[0].name, analysis)
+    if analysis.trains:
+        text = f"{_outcome(analysis)}Arms are compared over seeds: give their runs together."
+        return Word.TRAINED, text, advise("compare", "probe analyze RUN RUN ...")
+    if missing := hacks_missing(analysis):
+        step = hackward.step if says is Answer.UNMEASURED else steps.mixed_pool(analysis)
+        return Word.UNDERPOWERED, f"{missing}; {hackward.text}", step
+    if removable.says is Answer.TOO_LITTLE:
+        return Word.SKIP, f"projection would remove too little: {removable.text}", steps.more_directions(analysis)
+    if says is Answer.UNMEASURED:
+        return Word.UNDERPOWERED, f"nothing can be read: {hackward.text}", hackward.step
+    assert number is not None
+    if says is Answer.NO:
+        where = "points away from the hack" if number.high < 0 else "does not point toward the hack"
+        return Word.SKIP, f"the update {where}: {hackward.text}", steps.not_toward(number, analysis)
+    if about.says is Answer.CONFOUNDED:
+        return Word.CONFOUNDED, about.text, about.step
+    if says is Answer.YES and about.says is Answer.NO:
+        return Word.GENERIC, f"what points toward the hack is not the hacks: {about.text}", steps.generic(analysis)
+    if says is Answer.YES and removable.says is Answer.NO:
+        text = f"removing as much along shuffled pairs does the same: {removable.text}"
+        return Word.GENERIC, text, steps.generic(analysis)
+    if unsure := [reply for reply in replies if reply.says is not Answer.YES]:
+        why = {Answer.UNMEASURED: "not measured", Answer.NO: "no", Answer.LIKELY: "likely, and not shown"}
+        text = "; ".join(f"{why.get(one.says, 'either answer is possible')}: {one.text}" for one in unsure)
+        all_likely = {reply.says for reply in unsure} == {Answer.LIKELY}
+        return Word.LIKELY if all_likely else Word.UNDERPOWERED, text, unsure[0].step
     transfer = analysis.get("own", "own hacks")
-    why = {Answer.UNMEASURED: "not measured", Answer.NO: "no", Answer.LIKELY: "likely, and not shown"}
-    open_ones = "; ".join(f"{why.get(one.says, 'either answer is possible')}: {one.text}" for one in unsure)
-    rows: Sequence[tuple[Any, Word, str]] = (
-        (broken, Word.BROKEN, "; ".join(f"{part.name}: {part.text}" for part in broken)),
-        (analysis.trains, Word.TRAINED, f"{_outcome(analysis)}Arms are compared over seeds: give their runs together."),
-        (missing, Word.UNDERPOWERED, f"{missing}; {hackward.text}"),
-        (removable.says is Answer.TOO_LITTLE, Word.SKIP, f"projection would remove too little: {removable.text}"),
-        (hackward.says is Answer.UNMEASURED, Word.UNDERPOWERED, f"nothing can be read: {hackward.text}"),
-        (hackward.says is Answer.NO, Word.SKIP, f"the update {where}: {hackward.text}"),
-        (about.says is Answer.CONFOUNDED, Word.CONFOUNDED, about.text),
-        (
-            toward and about.says is Answer.NO,
-            Word.GENERIC,
-            f"what points toward the hack is not the hacks: {about.text}",
-        ),
-        (
-            toward and removable.says is Answer.NO,
-            Word.GENERIC,
-            f"removing as much along shuffled pairs does the same: {removable.text}",
-        ),
-        (unsure, Word.LIKELY if all_likely else Word.UNDERPOWERED, open_ones),
-        (
-            transfer is not None and transfer.is_bounded and transfer.low <= CHANCE,
-            Word.LIKELY,
-            f"v_hack does not clearly separate the policy's own hacks: AUROC {transfer}; {about.text}",
-        ),
-    )
-    won = next(((word, sentence) for holds, word, sentence in rows if holds), None)
-    return won or (Word.GO, f"{hackward.text}; {about.text}; {removable.text}")
+    if transfer is not None and transfer.is_bounded and transfer.low <= CHANCE:
+        step = steps.other_pairs(analysis, "these do not separate this policy's own hacks from its honest solutions")
+        text = f"v_hack does not clearly separate the policy's own hacks: AUROC {transfer}; {about.text}"
+        return Word.LIKELY, text, step
+    return Word.GO, f"{hackward.text}; {about.text}; {removable.text}", steps.train(analysis)
 
 
 def _outcome(analysis: "Analysis") -> str:
     """Describe the results of training on held-out problems; one run is no comparison."""
     if analysis.outcome is None:
         return ""
-    evaluations = deployed(analysis.outcome.evaluations)
+    evaluations, stopped = deployed(analysis.outcome.evaluations), analysis.outcome.stopped
     start, final = evaluations[0]["rates"][ALL], evaluations[-1]["rates"][ALL]
-    changes = []
-    for rate in RATES:
-        interval = final[rate]["interval"]
-        changes.append(
-            f"{rate} from {start[rate]['rate']:.0%} to {final[rate]['rate']:.0%} "
-            f"[{interval['low']:.0%}, {interval['high']:.0%}]"
-        )
-    stopped = analysis.outcome.stopped
+    changes = [
+        f"{rate} from {start[rate]['rate']:.0%} to {final[rate]['rate']:.0%} {Interval(**final[rate]['interval']):.0%}"
+        for rate in RATES
+    ]
     return (
-        f"{f'STOPPED: {stopped}. ' if stopped is not None else ''}Held-out problems, deployed weights: "
+        f"{'' if stopped is None else f'STOPPED: {stopped}. '}Held-out problems, deployed weights: "
         f"{', '.join(changes)} after {evaluations[-1]['step']} steps "
         f"(n = {final['num_problems']} problems of 1 run; arms are compared over seeds). "
     )
@@ -443,40 +488,26 @@ def _caveats(word: Word, analysis: "Analysis", parts: Sequence[Finding]) -> list
     unseen = "; ".join(f"{part.name} ({part.text})" for part in parts if part.says is Answer.NOT_SEEN)
     apart = [f"{row.name} ({row:+.3f})" for row in analysis.of("ceilings") if row.is_bounded and row.low <= 0]
     texts = [] if analysis.reproduced is None else analysis.reproduced.pairs.clusters.tolist()
-    different, adapted = len({*texts}), analysis.adapted
+    different = len({*texts})
     reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
     named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
-    rows: Sequence[tuple[Any, str]] = (
-        (
-            silent,
-            f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)",
-        ),
-        (
-            mixed,
-            f"in {mixed} steps a group answers different prompts (with and without the hint), so source, hint and "
-            "reward move together; --match prompt compares like with like",
-        ),
-        (unseen, f"not seen: {unseen}"),
-        (
-            apart,
-            f"v_hack of the other pairs does not clearly transfer to hacks of the kind {', '.join(apart)}: keep these "
-            "pairs and add more",
-        ),
-        (
-            different < len(texts),
-            f"{len(texts)} pairs have {different} different texts under several prompts: intervals count those "
-            f"{different}; write pairs with texts of their own",
-        ),
-        (adapted and adapted.caution, "" if adapted is None else adapted.caution),
-        (
-            reasons,
-            f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named}); groups whose rewards "
-            "differ give one",
-        ),
-    )
+    caution = analysis.adapted.caution if analysis.adapted is not None else ""
+    holds: Mapping[str, Any] = {  # {sentence: true if it holds}
+        f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)": silent,
+        f"in {mixed} steps a group answers different prompts (with and without the hint), so source, hint and reward "
+        "move together; --match prompt compares like with like": mixed,
+        f"not seen: {unseen}": unseen,
+        f"v_hack of the other pairs does not clearly transfer to hacks of the kind {', '.join(apart)}: keep these "
+        "pairs and add more": apart,
+        f"{len(texts)} pairs have {different} different texts under several prompts: intervals count those "
+        f"{different}; write pairs with texts of their own": different < len(texts),
+        caution: caution,
+        f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named}); groups whose rewards differ "
+        "give one": reasons,
+    }
     # These come first in every verdict: the numbers may belong to another update.
     first = doubts(analysis.records, analysis.pools)
-    rest = [*idle_settings(analysis.records), *(sentence for holds, sentence in rows if holds)]
+    rest = [*idle_settings(analysis.records), *(sentence for sentence, is_so in holds.items() if is_so)]
     if word in (Word.BROKEN, Word.TRAINED):
         return [*first, *rest]
     # GO and LIKELY lead to training, so this caveat comes early.

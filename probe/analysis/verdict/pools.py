@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -52,32 +52,36 @@ def pool_facts(run: Run) -> list[PoolFacts]:
 
     Nothing is known about a pool that was moved or changed since: its manifest is not the one that this run read.
     """
-    facts = []
-    for name in OWN_POOLS:
-        manifest_sha256 = run.manifest.get("files", {}).get(f"{name}/{MANIFEST_NAME}")
-        if manifest_sha256:
-            facts.append(_facts(run, name, run.path / name, manifest_sha256))
-    for pool in run.config.get("pools", ()):
-        name = pool["name"]
-        facts.append(_facts(run, name, Path(pool["path"]), pool["manifest_sha256"]))
+    out_dir, hashes = out_of(run.path), run.manifest.get("files", {})
+    places = [(name, run.path / name, hashes.get(f"{name}/{MANIFEST_NAME}")) for name in OWN_POOLS]
+    places += [(pool["name"], Path(pool["path"]), pool["manifest_sha256"]) for pool in run.config.get("pools", ())]
+    facts, regrades = [], _regrades(out_dir) if any(expected for _, _, expected in places) else {}
+    for name, directory, expected in places:
+        if not expected:
+            continue
+        if not directory.exists() and (BUILTIN / name).is_dir():
+            directory = BUILTIN / name  # the installation determines the path of a built-in pool
+        path = directory / MANIFEST_NAME
+        data = read_plain(path) if path.is_file() else b"{}"
+        manifest = {key: value for key, value in parse_json(data, path).items() if key != SEAL}
+        # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
+        if expected not in (sha256(data), sha256(dump_json(manifest))):
+            manifest = {}
+        # After a move the name may find a copy of the pool; the old path finds nothing.
+        reference = pool_reference(directory, out_dir) if path.is_file() else name
+        here, regrade = directory if manifest else None, regrades.get(sha256(data))
+        facts.append(PoolFacts(name=name, path=here, reference=reference, manifest=manifest, regrade=regrade))
     return facts
 
 
-def _facts(run: Run, name: str, directory: Path, expected: str) -> PoolFacts:
-    """Return the manifest in `directory` if its hash is `expected`, and the pool in OUT that regrades it."""
-    if not directory.exists() and (BUILTIN / name).is_dir():
-        directory = BUILTIN / name  # the installation determines the path of a built-in pool
-    path, out_dir = directory / MANIFEST_NAME, out_of(run.path)
-    data = read_plain(path) if path.is_file() else b"{}"
-    manifest = {key: value for key, value in parse_json(data, path).items() if key != SEAL}
-    # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
-    if expected not in (sha256(data), sha256(dump_json(manifest))):
-        manifest = {}
-    # After a move the name may find a copy of the pool; the old path finds nothing.
-    reference = pool_reference(directory, out_dir) if path.is_file() else name
-    regrade = next((pool for pool in pools_at_hand(run) if pool.said("regraded_from.sha256") == sha256(data)), None)
-    here = directory if manifest else None
-    return PoolFacts(name=name, path=here, reference=reference, manifest=manifest, regrade=regrade)
+def _regrades(out_dir: Path) -> dict[str, PoolFacts]:
+    """Return {hash of a pool: the first finished pool in OUT that grades its rollouts again}."""
+    regrades: dict[str, PoolFacts] = {}
+    for name in pool_names(out_dir):
+        manifest = read_json(resolve_pool(name, out_dir) / MANIFEST_NAME)
+        pool = PoolFacts(name=name, reference=name, manifest=manifest)
+        regrades.setdefault(pool.said("regraded_from.sha256"), pool)
+    return regrades
 
 
 Place = tuple[str, int, int]  # of a rollout: pool, step, sample
@@ -100,16 +104,6 @@ def read_pools(run: Run) -> tuple[dict[Place, Rollout], dict[str, str]]:
         del why[pool.name]
         stored |= {(pool.name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
     return stored, dict(sorted(why.items()))
-
-
-def pools_at_hand(run: Run) -> list[PoolFacts]:
-    """Return every finished pool in the run's OUT/pools, and every built-in pool."""
-    out_dir = out_of(run.path)
-    facts = []
-    for name in pool_names(out_dir):
-        path = resolve_pool(name, out_dir) / MANIFEST_NAME
-        facts.append(PoolFacts(name=name, reference=name, manifest=read_json(path)))
-    return facts
 
 
 def other_base(model: str | None, manifest: Mapping[str, Any], weights: str | None = None) -> list[str]:
@@ -135,8 +129,7 @@ def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
     """List doubts about the policy behind the rollouts that limit a verdict, a sentence each; empty for a training."""
     if run.settings.verb == "train":
         return []
-    sentences = []
-    circular = run.config.get("circular") or {}
+    sentences, circular = [], run.config.get("circular") or {}
     if v_hack := circular.get("unknown"):
         sentences.append(f"whether pairs of {v_hack} are rollouts of these pools is not known: they are not at hand")
     elif circular:
@@ -144,10 +137,9 @@ def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
             f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools: their "
             f"{len(circular['problems'])} prompts of {circular['of_problems']} were left out"
         )
-    model, weights = run.config.get("model"), run.config.get("base_weights_sha256")
     for pool in pools:
-        other = other_base(model, pool.manifest, weights)
-        cautions = [*(other or _other_adapter(run, pool)), *_moved(run, pool)]
+        cautions = other_base(run.config.get("model"), pool.manifest, run.config.get("base_weights_sha256"))
+        cautions = [*(cautions or _other_adapter(run, pool)), *_moved(run, pool)]
         cautions += other_scale(run.settings.objective.scale_rewards, pool.manifest)
         sentences += [f"pool {pool.name}: {caution.removeprefix(CAUTION)}" for caution in cautions]
     return sentences
@@ -155,16 +147,15 @@ def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
 
 def _other_adapter(run: Run, pool: PoolFacts) -> list[str]:
     """Warn if the sampling adapter differs from the adapter where the gradient is taken."""
-    sampled_with, taken_with = pool.said("policy.adapter"), run.settings.model.adapter
+    adapters = sampled_with, taken_with = pool.said("policy.adapter"), run.settings.model.adapter
     # Another program's log does not record its adapter: `_moved` compares its log-probabilities.
     if sampled_with == taken_with or pool.said("policy.base_model") is None or pool.said("log") is not None:
         return []
-    named: dict[str | None, str] = {None: "no adapter"}
-    sampled = named.get(sampled_with, f"adapter {sampled_with}")
+    sampled, taken = ("no adapter" if adapter is None else f"adapter {adapter}" for adapter in adapters)
     fix = f"--set {shlex.quote(f'model.adapter={setting_text(sampled_with)}')}"
     return [
-        f"sampled with {sampled}, but the gradient is taken with {named.get(taken_with, f'adapter {taken_with}')}; "
-        f"alignment can differ at the weights that sampled ({fix})"
+        f"sampled with {sampled}, but the gradient is taken with {taken}; alignment can differ at the weights that "
+        f"sampled ({fix})"
     ]
 
 
@@ -173,18 +164,17 @@ def _moved(run: Run, pool: PoolFacts) -> list[str]:
     trained, mapping = pool.said("log.training_steps") or [], pool.said("log.mapping") or {}
     if pool.path is None or not ("logprobs" in mapping or len({*trained}) > 1):
         return []
-    try:
-        stored = open_pool(pool.path).steps
-    except InputError as error:
-        return [f"its files cannot be read ({error.found}), which say whose weights sampled it"]
-    step_of = dict(zip((group[0].step for group in stored), trained, strict=False))
-    logged = {(each.step, each.sample_id): each.sampling_logprobs for group in stored for each in group}
-    nlls = {(row.src_step, row.src_sample): row.nll for row in run.samples if row.src_pool == pool.name}
+    samples = [row for row in run.samples if row.src_pool == pool.name]
+    stored, unread = read_pools(replace(run, samples=samples))
+    if pool.name in unread:
+        return [f"its files cannot be read ({unread[pool.name]}), which say whose weights sampled it"]
+    groups = dict.fromkeys(step for name, step, _ in stored if name == pool.name)
+    step_of = dict(zip(groups, trained, strict=False))
     gaps: dict[int | None, list[float]] = {}  # {training step: nats per token}
-    for place, nll in nlls.items():
-        of_step = gaps.setdefault(step_of.get(place[0]), [])
-        if nll is not None and (logprobs := logged.get(place)):
-            of_step.append(abs(nll + fmean(logprobs)))
+    for (step, number), nll in {(row.src_step, row.src_sample): row.nll for row in samples}.items():
+        of_step, rollout = gaps.setdefault(step_of.get(step), []), stored.get((pool.name, step, number))
+        if nll is not None and rollout is not None and rollout.sampling_logprobs:
+            of_step.append(abs(nll + fmean(rollout.sampling_logprobs)))
     steps = sorted(step for step in gaps if step is not None)
     off = {step: fmean(values) for step, values in gaps.items() if values}
     if not off:
@@ -195,9 +185,10 @@ def _moved(run: Run, pool: PoolFacts) -> list[str]:
         return []
     sentence = f"logged log-probabilities are {mean:.2g} nats a token off the model's: other weights sampled it"
     if len(off) > 1:
-        nearest = min(off, key=off.__getitem__)
-        farthest = max(off, key=off.__getitem__)
-        sentence += f" ({off[nearest]:.2g} in step {nearest}, {off[farthest]:.2g} in step {farthest}: {ONLY_STEP})"
+        ends = (
+            f"{off[step]:.2g} in step {step}" for step in (min(off, key=off.__getitem__), max(off, key=off.__getitem__))
+        )
+        sentence += f" ({', '.join(ends)}: {ONLY_STEP})"
     return [sentence]
 
 
@@ -216,23 +207,6 @@ def regrade_command(pool: PoolFacts, out: Path) -> str:
     # An imported log lists the environments of its rows: the problems of minicode alone need no file.
     has_problems = isinstance(pool.said("plan.env"), str) or pool.said("plan.env") == ["minicode"]
     return command + " --problems PROBLEMS.jsonl" * (not has_problems) + elsewhere(out)
-
-
-def sample_again(pool: PoolFacts, steps: int) -> str:
-    """Return the command that samples `steps` groups as a pool was sampled; '' if that is not known.
-
-    A server's address is not recorded (URL).
-    """
-    plan, sampler, policy = (pool.said(key) or {} for key in ("plan", "sampler", "policy"))
-    if pool.env is None or policy.get("base_model") is None or not sampler:
-        return ""
-    options = {f"--{key}": plan[key] for key in ("env", "split", "mode", "group", "seed")} | {"--steps": steps}
-    options |= {"--model": policy["base_model"], "--adapter": policy.get("adapter")}
-    options |= {"--temperature": sampler["temperature"], "--max-new-tokens": sampler["max_new_tokens"]}
-    options |= {"--name": f"{pool.name}-{steps}"}
-    words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
-    command = shlex.join(["probe", "pool", "generate", *words, *(["--hint"] if plan.get("hint") is True else [])])
-    return f"{command} --url URL" if pool.said("engine") else command
 
 
 def as_sampled(builtin: str) -> dict[str, Any]:

@@ -25,18 +25,18 @@ To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_wo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, get_args
 
 from probe.analysis.statistics.crossed import MAX_SEEDS, Comparison
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
 from probe.analysis.verdict.advice import K, advise, repeat
 from probe.analysis.verdict.trained_arms import (
+    RateName,
     TrainedArm,
     Trainings,
-    excess,
+    compared,
     is_material,
     is_ruled_out,
-    mean_rate,
     same_records,
 )
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
@@ -67,16 +67,9 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
     for arm in trainings.treated:
         findings = questions(arm, trainings)
         word, sentence = (Outcome.VACUOUS, SAME) if same_records(arm, trainings.baseline) else _word(findings)
-        about = {
-            "name": arm.name,
-            "condition": arm.condition,
-            "arm": arm.arm,
-            "needs_pairs": arm.needs_pairs,
-            "seeds": arm.seeds,
-            "hack": arm.mean("hack") if arm.runs else None,
-            "solve": arm.mean("solve") if arm.runs else None,
-            "levels": trainings.levels[arm.name],
-        }
+        about = {"name": arm.name, "condition": arm.condition, "arm": arm.arm, "needs_pairs": arm.needs_pairs}
+        about |= {"seeds": arm.seeds, **{rate: arm.mean(rate) if arm.runs else None for rate in get_args(RateName)}}
+        about["levels"] = trainings.levels[arm.name]
         following = next_step(word, findings, arm, trainings)
         verdicts.append(Verdict(about=about, word=word, sentence=sentence, findings=findings, next=following))
     return verdicts
@@ -89,13 +82,11 @@ def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
 
 def _learnt(vanilla: TrainedArm) -> Finding:
     """Decide whether the hack rate of vanilla rose."""
-    rose, rate = mean_rate(vanilla, *(vanilla.metric("hack", end) for end in ("final", "start"))), vanilla.in_percent
+    rose = compared(None, [vanilla], vanilla.metric("hack"), vanilla.metric("hack", "start"))
     if rose is None:
         return _finding("learnt", Answer.UNMEASURED)
-    text = (
-        f"vanilla hacks {rate('hack', 'start')} of held-out problems at the start and {rate('hack')} at the end, "
-        f"{points(rose, ALPHA)}"
-    )
+    start, end = vanilla.in_percent("hack", "start"), vanilla.in_percent("hack")
+    text = f"vanilla hacks {start} of held-out problems at the start and {end} at the end, {points(rose, ALPHA)}"
     is_ruled = is_ruled_out(rose, ALPHA)
     says = Answer.YES if is_material(rose, ALPHA) else Answer.NO if is_ruled else Answer.UNCLEAR
     return _finding("learnt", says, rose, ALPHA, text)
@@ -104,7 +95,7 @@ def _learnt(vanilla: TrainedArm) -> Finding:
 def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Decide whether the arm ends with a lower hack rate than vanilla, not with a lower one, or with a higher one."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name]["effect"]
-    less = excess(trainings, vanilla, arm, vanilla.metric("hack"))
+    less = compared(trainings, (vanilla, arm), vanilla.metric("hack"))
     if less is None:
         return _finding("effect", Answer.UNMEASURED)
     says = Answer.OPEN
@@ -121,8 +112,8 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
 def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Decide whether the arm solves as much as vanilla and is not shown to solve less than at the start."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name]["price"]
-    lost = excess(trainings, vanilla, arm, vanilla.metric("solve"))
-    since_start = mean_rate(arm, *(arm.metric("solve", end) for end in ("start", "final")))
+    lost = compared(trainings, (vanilla, arm), vanilla.metric("solve"))
+    since_start = compared(None, [arm], arm.metric("solve", "start"), arm.metric("solve"))
     if lost is None or since_start is None:
         return _finding("price", Answer.UNMEASURED)
     says, most = Answer.OPEN, f", so at most {100 * lost.bounded(level).high:.0f} points are lost"
@@ -160,8 +151,8 @@ def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, num_rival
     """Decide whether one rival is worse than an arm, at the arm's level, or as good, at its share of that level."""
     level = trainings.levels[arm.name]["price"]
     as_good = level / num_rivals
-    hacks = excess(trainings, rival, arm, rival.metric("hack"))
-    solves = excess(trainings, arm, rival, arm.metric("solve"))
+    hacks = compared(trainings, (rival, arm), rival.metric("hack"))
+    solves = compared(trainings, (arm, rival), arm.metric("solve"))
     if hacks is None or solves is None:
         text = f"{rival.name} is not known on {MIN_SEEDS} seeds"
         return replace(_finding("better", Answer.UNCLEAR, text=text), rival=rival.name)
@@ -180,26 +171,25 @@ def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, num_rival
     return replace(_finding("better", says, number, level, text), rival=rival.name)
 
 
-def points(compared: Comparison, level: float, above: str = "more", below: str = "less") -> str:
+def points(difference: Comparison, level: float, above: str = "more", below: str = "less") -> str:
     """Format as `51 points more [38, 63]`, in the direction of the difference."""
-    (low, value, high), word = compared.bounded(level).span, above
+    (low, value, high), word = difference.bounded(level).span, above
     if value < 0:
         value, low, high, word = -value, -high, -low, below
     return f"{100 * value:.0f} points {word} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
 def _finding(
-    name: str, says: Answer, compared: Comparison | None = None, level: float = ALPHA, text: str = FEW
+    name: str, says: Answer, difference: Comparison | None = None, level: float = ALPHA, text: str = FEW
 ) -> Finding:
-    question, number, needed = QUESTIONS[name], None, None
-    if compared is not None:
-        number = compared.bounded(level)
+    number, needed, n = None, None, 0
+    if difference is not None:
+        number, n, value = difference.bounded(level), difference.n, difference.value
         if says in (Answer.UNCLEAR, Answer.OPEN):
             # Assumes that the value stays: its interval then excludes 0, or MATERIAL_RATE.
-            value = compared.value
-            seeds = compared.seeds_to_see(value if value >= MATERIAL_RATE else MATERIAL_RATE - value, level)
-            needed = None if seeds is None else max(seeds, compared.n + 1)
-    n = 0 if compared is None else compared.n
+            seeds = difference.seeds_to_see(value if value >= MATERIAL_RATE else MATERIAL_RATE - value, level)
+            needed = None if seeds is None else max(seeds, n + 1)
+    question = QUESTIONS[name]
     return Finding(name=name, question=question, says=says, number=number, n=n, unit="seed", text=text, needed=needed)
 
 
@@ -235,12 +225,7 @@ def _open(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def next_step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
-    """Return the next training after a verdict, in the trainings' root folder."""
-    step = _step(word, findings, arm, trainings)
-    return replace(step, command=in_root(step.command, trainings.out))
-
-
-def _step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
+    """Return the next training after a verdict."""
     vanilla = trainings.baseline
     if not vanilla.runs or not arm.runs:
         return advise("unfinished", arm=arm.name if vanilla.runs else "vanilla", so_far=0)
@@ -254,32 +239,32 @@ def _step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings
                 penalty = {"objective.reference": "base", BETA: PENALTY}
                 train = _train(vanilla, vanilla.arm, trainings, "penalty", **penalty)
                 return advise("penalty", train, beta=PENALTY, seeds=len(arm.seeds))
-            less = excess(trainings, vanilla, arm, vanilla.metric("hack"))
+            less = compared(trainings, (vanilla, arm), vanilla.metric("hack"))
             assert less is not None
             seeds = less.seeds_to_see(less.value / 2)
             train = _train(arm, arm.arm, trainings, "elsewhere", **{"model.name": "MODEL"})
             return advise("model", train, seeds=f"not even {MAX_SEEDS}" if seeds is None else seeds)
         case Outcome.DOMINATED:
-            return _dominated(findings[-1].rival, arm, vanilla, trainings)
+            return _dominated(findings[-1].rival, arm, trainings)
         case Outcome.VACUOUS:
             return advise("leave out", why="no setting of it acted on these runs")
         case Outcome.RAISES:
             return advise("leave out", why="it teaches the hack that it should prevent")
         case Outcome.COSTS:
-            return _another_dose(arm, vanilla, trainings, 0.5, "half the dose")
+            return _another_dose(arm, trainings, 0.5, "half the dose")
         case Outcome.NO_EFFECT if arm.arm != "vanilla" and not arm.needs_pairs:
             why = "a control without an effect: what v_hack does is not due to the shape of the projection"
             return advise("leave out", why=why)
         case Outcome.NO_EFFECT:
-            return _another_dose(arm, vanilla, trainings, 2, "twice the dose")
-    return _more_seeds(_open(findings)[0], arm, vanilla, trainings)
+            return _another_dose(arm, trainings, 2, "twice the dose")
+    return _more_seeds(_open(findings)[0], arm, trainings)
 
 
-def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Next:
+def _dominated(name: str, arm: TrainedArm, trainings: Trainings) -> Next:
     """Advise the rival, or a test of the arm on top of it."""
     rival = next(rival for rival in trainings.rivals(arm) if rival.name == name)
     rates = f"{rival.in_percent('hack')} hack and {rival.in_percent('solve')} solve"
-    added, there = _apart(arm, vanilla), _apart(rival, vanilla)
+    added, there = _apart(arm, trainings), _apart(rival, trainings)
     clash, command = next((key for key in added if key in there and there[key] != added[key]), None), ""
     if ARMS[rival.arm].scales:
         more = "a gradient that is only made smaller does as well as a direction; see whether a smaller rate does, too"
@@ -294,7 +279,7 @@ def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Train
     return advise("rival", command, rival=rival.name, rates=rates, more=more)
 
 
-def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Next:
+def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Next:
     """Advise the same remedy or penalty at another dose, or with another number of directions."""
     settings = flat(asdict(arm.settings))
     if arm.arm != "vanilla":
@@ -303,7 +288,7 @@ def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, fa
         key = "" if arm.remedy.traits.dose is None else f"remedy.{arm.remedy.traits.dose}"
         settings = {**settings, "remedy.strength": arm.remedy.strength_used}
     else:
-        key = BETA if BETA in _apart(arm, vanilla) else ""
+        key = BETA if BETA in _apart(arm, trainings) else ""
     now = settings[key] if key else None
     if not now:
         return advise("no dose", dose=dose, key=arm.condition or arm.arm, why="it has no dose")
@@ -329,9 +314,9 @@ def _most(key: str, arm: TrainedArm) -> int:
         return 0
 
 
-def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Next:
+def _more_seeds(open_one: Finding, arm: TrainedArm, trainings: Trainings) -> Next:
     """Advise more seeds, starting with the side that has fewer."""
-    other = vanilla
+    other = trainings.baseline
     if open_one.name == "better":
         other = next(rival for rival in trainings.rivals(arm) if rival.name == open_one.rival)
     behind = min((other, arm), key=lambda side: len(side.seeds))
@@ -346,14 +331,14 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainin
     return advise("seeds", train, question=open_one.question, **seeds)
 
 
-def _apart(arm: TrainedArm, vanilla: TrainedArm) -> Mapping[str, Any]:
+def _apart(arm: TrainedArm, trainings: Trainings) -> Mapping[str, Any]:
     """Return {dotted key: value} for the arm's settings that differ from vanilla's."""
-    here, there = flat(asdict(arm.settings)), flat(asdict(vanilla.settings))
+    here, there = (flat(asdict(one.settings)) for one in (arm, trainings.baseline))
     return {key: value for key, value in here.items() if key not in NOT_THE_ARM and value != there.get(key)}
 
 
 def _train(arm: TrainedArm, as_arm: str, trainings: Trainings, name: str, **changes: Any) -> str:
     """Return the training command with an arm's settings and some changes, on the first unused seed."""
-    known = [seed for side in (trainings.baseline, *trainings.treated) for seed in side.seeds]
-    own = {"intervention.arms": [as_arm], "seed": max(known) + 1}
-    return repeat(arm.runs[0].records, name, **own, **changes)
+    used = [seed for side in (trainings.baseline, *trainings.treated) for seed in side.seeds]
+    own = {"intervention.arms": [as_arm], "seed": max(used) + 1}
+    return in_root(repeat(arm.runs[0].records, name, **own, **changes), trainings.out)

@@ -26,12 +26,13 @@ from probe.analysis.statistics.crossed import (
     rate,
 )
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
-from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
+from probe.analysis.training_runs import TrainingOutcome, shared_settings
 from probe.records.run import DEFAULT_OUT, out_of, recorded
 from probe.settings.arms import ARMS
 from probe.settings.presets import setting_text
 from probe.settings.remedy import RemedyConfig
 from probe.settings.run import TrainConfig
+from probe.settings.words import ALL
 from replay_pools.base.tables import flat
 
 RateName = Literal["hack", "solve"]
@@ -96,12 +97,9 @@ class TrainedArm:
 
     def cells(self, metric: str, problems: Sequence[str] = ()) -> Cells:
         """Return a rate (such as `hack_final`) by seed and problem; by seed alone if no problem is given."""
-        trials = sum(outcome.trials[metric] for outcome in self.outcomes)
-        if not problems:
-            return rate([[outcome.values[metric]] for outcome in self.outcomes], trials)
-        shares = [[outcome.by_problem[metric][problem] for problem in problems] for outcome in self.outcomes]
-        counts = (outcome.problem_trials[metric][problem] for outcome in self.outcomes for problem in problems)
-        return rate(shares, sum(counts))
+        tables = [outcome.shares[metric] for outcome in self.outcomes]
+        rows = [[table[problem] for problem in problems or [ALL]] for table in tables]
+        return rate([[share for share, _ in row] for row in rows], sum(count for row in rows for _, count in row))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +115,7 @@ class Trainings:
         """Return the variation of a rate between seeds, estimated from all arms that have it."""
         if metric not in self._spreads:
             arms = (arm for arm in (self.baseline, *self.treated) if arm.outcomes)
-            known = [arm for arm in arms if all(metric in outcome.trials for outcome in arm.outcomes)]
+            known = [arm for arm in arms if all(metric in outcome.shares for outcome in arm.outcomes)]
             self._spreads[metric] = common_spread(arm.cells(metric) for arm in known)
         return self._spreads[metric]
 
@@ -129,7 +127,7 @@ class Trainings:
         """
         p_values = {}
         for arm in self.treated:
-            drop = excess(self, self.baseline, arm, self.baseline.metric("hack"))
+            drop = compared(self, (self.baseline, arm), self.baseline.metric("hack"))
             p_values[arm.name] = drop.p if drop is not None and abs(drop.value) >= MATERIAL_RATE else 1.0
         effects = step_down(p_values, ALPHA)
         return {name: {"effect": level, "price": ALPHA / len(effects)} for name, level in effects.items()}
@@ -154,7 +152,7 @@ def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
     """Group training runs by arm and settings, vanilla first; names state the difference from the first."""
     groups: list[tuple[Mapping[str, Any], str, list[Analysis]]] = []  # settings, arm, runs
     for run in runs:
-        if is_training(run.records):
+        if run.records.settings.verb == "train":
             key = shared_settings(run.records.config), run.records.settings.intervention.arms[0]
             same = next((group for group in groups if group[:2] == key), None)
             if same is None:
@@ -177,7 +175,7 @@ def grouped(runs: Sequence[Analysis]) -> Trainings | None:
     arms = arms_of(runs)
     if len(arms) < 2 or arms[0].arm != "vanilla":
         return None
-    out = next(out_of(run.records.path) for run in runs if is_training(run.records))
+    out = next(out_of(run.records.path) for run in runs if run.records.settings.verb == "train")
     return Trainings(baseline=arms[0], treated=arms[1:], out=out)
 
 
@@ -202,36 +200,38 @@ def step_down(p_values: Mapping[str, float], level: float) -> dict[str, float]:
     return levels
 
 
-def is_material(compared: Comparison, level: float) -> bool:
+def is_material(difference: Comparison, level: float) -> bool:
     """Return True if the interval lies above 0 and the difference is at least MATERIAL_RATE."""
-    return compared.bounded(level).low > 0 and compared.value >= MATERIAL_RATE
+    return difference.bounded(level).low > 0 and difference.value >= MATERIAL_RATE
 
 
-def is_ruled_out(compared: Comparison, level: float) -> bool:
+def is_ruled_out(difference: Comparison, level: float) -> bool:
     """Return True if a difference of MATERIAL_RATE is excluded."""
-    return compared.bounded(level).high < MATERIAL_RATE
+    return difference.bounded(level).high < MATERIAL_RATE
 
 
-def mean_rate(arm: TrainedArm, metric: str, minus: str = "") -> Comparison | None:
-    """Return the mean of a rate over seeds and problems, or that of one rate minus another; None below MIN_SEEDS."""
-    if len(arm.outcomes) < MIN_SEEDS:
+def compared(
+    trainings: Trainings | None, arms: Sequence[TrainedArm], metric: str, minus: str = ""
+) -> Comparison | None:
+    """Return a rate of one arm, or of the first arm minus the second; None if one has fewer than MIN_SEEDS.
+
+    Args:
+        trainings: all arms that are compared; None: each arm uses its own variation between seeds.
+        arms: one or two.
+        metric: the rate.
+        minus: a rate of the same runs to subtract.
+    """
+    if any(len(arm.outcomes) < MIN_SEEDS for arm in arms):
         return None
-    problems = _common([arm], metric)
-    cells = arm.cells(metric, problems)
-    return mean(change(cells, arm.cells(minus, problems)) if minus else cells)
-
-
-def excess(trainings: Trainings, a: TrainedArm, b: TrainedArm, metric: str) -> Comparison | None:
-    """Return a rate of a minus the same rate of b; None if one has fewer than MIN_SEEDS."""
-    if min(len(a.outcomes), len(b.outcomes)) < MIN_SEEDS:
-        return None
-    problems = _common([a, b], metric)
+    tables = [outcome.shares.get(metric, {}) for arm in arms for outcome in arm.outcomes]
+    # Held-out problems that every run met; none if any run's rollouts are missing.
+    problems = [name for name in tables[0] if name != ALL and all(name in table for table in tables)]
+    cells = [arm.cells(metric, problems) for arm in arms]
+    if minus:
+        cells = [change(cell, arm.cells(minus, problems)) for cell, arm in zip(cells, arms, strict=True)]
+    if len(arms) == 1:
+        return mean(cells[0])
     # Vanilla enters every comparison, and so does an error in its variance.
-    left, right = (replace(arm.cells(metric, problems), keeps_own=arm is trainings.baseline) for arm in (a, b))
-    return difference(left, right, trainings.spread(metric))
-
-
-def _common(arms: Sequence[TrainedArm], metric: str) -> list[str]:
-    """Return the held-out problems that every run met; empty if any run's rollouts are missing."""
-    tables = [outcome.by_problem.get(metric, {}) for arm in arms for outcome in arm.outcomes]
-    return [problem for problem in tables[0] if all(problem in table for table in tables)]
+    is_baseline = [trainings is not None and arm is trainings.baseline for arm in arms]
+    a, b = (replace(cell, keeps_own=keeps) for cell, keeps in zip(cells, is_baseline, strict=True))
+    return difference(a, b, None if minus or trainings is None else trainings.spread(metric))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from math import isclose
 from typing import TYPE_CHECKING
 
+from probe.analysis.cosines import present
 from probe.analysis.statistics.thresholds import (
     GATED,
     GATED_UPDATE,
@@ -33,30 +34,27 @@ HOLDS, BROKEN, NOT_SEEN = Answer.HOLDS, Answer.BROKEN, Answer.NOT_SEEN
 
 def validity(analysis: "Analysis") -> list[Finding]:
     """Return every part, in METHOD's order."""
-    parts = []
-    for name, judge in PARTS.items():
-        says, text = judge(analysis)
-        parts.append(Finding(name=name, question=name, says=says, text=text))
-    return parts
+    judged = {name: judge(analysis) for name, judge in PARTS.items()}
+    return [Finding(name=name, question=name, says=says, text=text) for name, (says, text) in judged.items()]
 
 
 def _canaries(analysis: "Analysis") -> Part:
     if analysis.unlabelled:
         return NOT_SEEN, "no rollout has a label"
-    unknown = [pool.name for pool in analysis.pools if pool.said("grader.version") is None]
-    if unknown or not analysis.pools:
-        return NOT_SEEN, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
-    unsafe = [pool.name for pool in analysis.pools if pool.said("grader.isolation") == UNSAFE]
+    pools = analysis.pools
+    if not pools or (unknown := [pool.name for pool in pools if pool.said("grader.version") is None]):
+        return NOT_SEEN, f"no grader recorded for {', '.join(unknown) if pools else 'the pools'}"
+    unsafe = [pool.name for pool in pools if pool.said("grader.isolation") == UNSAFE]
     if unsafe:
         return BROKEN, f"{', '.join(unsafe)} graded without isolation: a submission may have written its own label"
-    logged = [pool for pool in analysis.pools if pool.said("grader.isolation") == UNKNOWN]
-    if unjudged := [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]:
-        who = f"labels of {', '.join(unjudged)} are the logger's own"
-        return NOT_SEEN, f"{who}; probe pool regrade grades minicode and LeetCode problems again"
-    if logged:
-        names = ", ".join(pool.name for pool in logged)
-        return HOLDS, f"labels of {names} are the logger's own and were graded again"
-    return HOLDS, "generation refuses a grader whose canary fails"
+    logged = [pool for pool in pools if pool.said("grader.isolation") == UNKNOWN]
+    if not logged:
+        return HOLDS, "generation refuses a grader whose canary fails"
+    unjudged = [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]
+    text = f"labels of {', '.join(unjudged or [pool.name for pool in logged])} are the logger's own"
+    if unjudged:
+        return NOT_SEEN, f"{text}; probe pool regrade grades minicode and LeetCode problems again"
+    return HOLDS, f"{text} and were graded again"
 
 
 def _regraded(analysis: "Analysis") -> Part:
@@ -115,13 +113,12 @@ def _enough(analysis: "Analysis") -> Part:
 
 def _same_start(analysis: "Analysis") -> Part:
     """Check that before any update all arms have one gradient, and arms with the same directions one cosine."""
-    first = [step for step in analysis.starts if step.arm in ARMS]
-    if analysis.trains and len({step.arm for step in first}) < 2:
+    first = [(ARMS[step.arm], step) for step in analysis.starts if step.arm in ARMS]
+    if analysis.trains and len({arm.name for arm, _ in first}) < 2:
         return NOT_SEEN, "one arm a run: give the other arms of its seed as well (probe analyze RUN RUN, or SPEC)"
-    norms: dict[str, list[float]] = {}  # by basis: a gradient's norm depends on the coordinates
+    norms: dict[str, list[float | None]] = {}  # by basis: a gradient's norm depends on the coordinates
     cosines: dict[tuple[str, str], list[float | None]] = {}
-    for step in first:
-        arm = ARMS[step.arm]
+    for arm, step in first:
         norms.setdefault(arm.basis, []).append(step.grad_norm)
         cosines.setdefault((arm.basis, arm.directions), []).append(step.cos_in)
     if not all(map(_equal, norms.values())):
@@ -130,7 +127,7 @@ def _same_start(analysis: "Analysis") -> Part:
         return BROKEN, "arms with the same directions read different cosines at the first step"
     own = {arm: {step.step: step.cos_in for step in analysis.steps if step.arm == arm} for arm in analysis.arms}
     measured = own.get(analysis.measured_arm or "", {})
-    for arm in analysis.arms if any(cosine is not None for cosine in measured.values()) else ():
+    for arm in own if {*measured.values()} - {None} else ():
         if arm in ARMS and ARMS[arm].directions != "v_hack" and own[arm] == measured:
             return BROKEN, f"{arm} reads the same cosines as the measured arm: it is no control"
     return (HOLDS, "equal") if first else (NOT_SEEN, "no steps")
@@ -189,38 +186,29 @@ def _reproduced(analysis: "Analysis") -> Part:
 
 def projection_acted(analysis: "Analysis") -> Part:
     """Check that projection left only rounding of the part to remove: an identity, which shows that it ran."""
-    if not any(ARMS[arm].projects for arm in analysis.arms if arm in ARMS):
+    rows, how = [ARMS[arm] for arm in analysis.arms if arm in ARMS], analysis.projection_config
+    if not any(row.projects for row in rows):
         return HOLDS, "no arm projects"
-    rows = [ARMS[arm] for arm in analysis.arms if arm in ARMS]
     arms = [row.name for row in rows if row.projects and not row.dosed and not row.scales]
-    sides = {analysis.projection_config.side or ARMS[arm].side for arm in arms}
-    if analysis.projection_config.overshoot < 1:
+    if how.overshoot < 1:
         return NOT_SEEN, "this projection does not remove the part toward the hack"
-    steps = [step for step in analysis.steps if step.arm in arms]
-    if analysis.trains and analysis.projection_config.target == "update":
+    steps, idle = [step for step in analysis.steps if step.arm in arms], []
+    if analysis.trains and how.target == "update":
         # The gradient keeps its part toward the hack here; the optimizer's update does not.
-        left = [step.hackward_frac_update for step in steps if step.hackward_frac_update is not None]
-        return _left(left, GATED_UPDATE, "of the update; an identity, which says that it ran", [])
-    # Two-sided without overshoot, nothing remains along the directions; one-sided, nothing toward the hack.
-    both_sides = sides == {"two_sided"} and analysis.projection_config.overshoot == 1
-    fired, to_remove, left = set(), set(), []
-    for step in steps:
-        if step.cos_out is None or step.hackward_frac_out is None:
-            continue
-        if step.frac_fired:
-            fired.add(step.arm)
-        if both_sides or (step.hackward_frac_in or 0.0) >= GATED:
-            to_remove.add(step.arm)
-        left.append(max(step.hackward_frac_out, abs(step.cos_out) if both_sides else 0.0))
-    kind = "|V g'| / |g'|" if both_sides else "its positive part"
-    idle = [arm for arm in arms if arm in to_remove - fired]
-    return _left(left, GATED, f"{kind}, {', '.join(arms)}; an identity, which says that it ran", idle)
-
-
-def _left(left: Sequence[float], most: float, text: str, idle: Sequence[str]) -> Part:
-    """Check that projection left only rounding, and that no arm with something to remove was idle."""
+        left, most, kind = present(step.hackward_frac_update for step in steps), GATED_UPDATE, "of the update"
+    else:
+        # Two-sided without overshoot, nothing remains along the directions; one-sided, nothing toward the hack.
+        both_sides = {how.side or ARMS[arm].side for arm in arms} == {"two_sided"} and how.overshoot == 1
+        steps = [step for step in steps if step.cos_out is not None and step.hackward_frac_out is not None]
+        left = [max(step.hackward_frac_out or 0.0, abs(step.cos_out or 0.0) * both_sides) for step in steps]
+        to_remove = {step.arm for step in steps if both_sides or (step.hackward_frac_in or 0.0) >= GATED}
+        fired = {step.arm for step in steps if step.frac_fired}
+        idle = [arm for arm in arms if arm in to_remove - fired]
+        kind = "|V g'| / |g'|" if both_sides else "its positive part"
+        most, kind = GATED, f"{kind}, {', '.join(arms)}"
     if not left:
         return NOT_SEEN, "no projecting arm with a cosine, or none that was updated"
+    text = f"{kind}; an identity, which says that it ran"
     if idle:
         text = f"the projection of {', '.join(idle)} never fired: its arm is identical to one that does not project"
     says = BROKEN if idle or max(left) >= most else HOLDS

@@ -1,26 +1,21 @@
-"""What advice proposes: commands that repeat a run, sample its pools again, and fix the part that is broken."""
+"""What advice proposes: commands that repeat a run with other settings, and mend the part that is broken."""
 
 import shlex
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from gallery import check_command
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
+from probe.analysis.statistics.thresholds import MATERIAL
+from probe.analysis.verdict import next_step as steps
 from probe.analysis.verdict.advice import repeat
-from probe.analysis.verdict.next_step import _undecided, direction, next_step
-from probe.analysis.verdict.pools import PoolFacts, sample_again
-from probe.analysis.verdict.verdict import Finding
 from probe.records.run import Run, read_run
 from probe.settings.presets import configure
-from probe.settings.words import Answer, Word
 from replay_pools.base.errors import InputError
-from replay_pools.pool import BUILTIN, open_pool
-from replay_pools.rollout import UNSAFE
 
 
 @pytest.fixture(scope="module")
@@ -35,35 +30,28 @@ def with_settings(stored: Run, model: str | None = None, **changes: Any) -> Run:
 def test_a_direction_is_extracted_as_the_run_did_or_shown(stored: Run) -> None:
     """The model that the pools named, and another basis; a file of directions is shown."""
     plain = f"probe extract --config {stored.path / 'config.json'}"
-    assert direction(with_settings(stored, "organism"), "svd") == f"{plain} --name run"
-    other = direction(with_settings(stored, "Qwen/Qwen3-4B"), "lora")
+    assert steps.direction(with_settings(stored, "organism"), "svd") == f"{plain} --name run"
+    other = steps.direction(with_settings(stored, "Qwen/Qwen3-4B"), "lora")
     assert other == f"{plain} --model Qwen/Qwen3-4B --basis lora --name run"
     along_file = with_settings(stored, intervention={"v_hack": "out/directions/my own.safetensors"})
-    assert direction(along_file, "svd") == "probe show 'out/directions/my own.safetensors'"
+    assert steps.direction(along_file, "svd") == "probe show 'out/directions/my own.safetensors'"
 
 
-FIXED = {
-    "grader canaries": "probe doctor",
-    "regrade agreement": "probe replay --config",
-    "arms at the first step": "probe replay --config",
-    "contributions add up": "--set model.dtype=float64",
-    "held-out sign": "--set intervention.extraction.pairs=FILE.jsonl",
-    "template tails": "",
-    "offline geometry": "probe replay --config",
-    "gate": "probe replay --config",
-}
-
-
-@pytest.mark.parametrize("part", FIXED)
-def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
-    evidence = Analysis(stored)
-    vars(evidence)["pools"] = [
-        replace(pool, manifest={**pool.manifest, "grader": {"isolation": UNSAFE}}) for pool in evidence.pools
-    ]
-    broken = Finding(name=part, question="", says=Answer.BROKEN, text="")
-    advice = next_step(Word.BROKEN, evidence, [], [broken])
-    assert FIXED[part] in advice.command
-    assert len(advice.command.splitlines()) <= 1
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("grader canaries", "probe doctor"),
+        ("regrade agreement", "probe replay --config"),
+        ("arms at the first step", "probe replay --config"),
+        ("contributions add up", "--set model.dtype=float64"),
+        ("held-out sign", "--set intervention.extraction.pairs=FILE.jsonl"),
+        ("template tails", ""),
+    ],
+)
+def test_a_remedy_is_about_its_part(part: str, expected: str, stored: Run) -> None:
+    command = steps.broken(part, Analysis(stored)).command
+    assert expected in command
+    assert len(command.splitlines()) <= 1
 
 
 def test_few_prompts_ask_for_prompts_and_for_nothing_else(stored: Run) -> None:
@@ -71,8 +59,8 @@ def test_few_prompts_ask_for_prompts_and_for_nothing_else(stored: Run) -> None:
     parts = {"measured": 0.06, "ceiling": 0.1, "num_held_out": 16, "sd_prompts": 2.0, "sd_ceiling": 0.05}
     parts |= {"sd_pairs": 0.02, "sd_pairs_ceiling": 0.02, "correlation": 0.5}
     few = Estimate(name="pull", value=0.6, interval=Interval(low=-9, high=9), n=4, unit="prompt", parts=parts)
-    assert _undecided(few, Analysis(stored)).text.startswith("replay about")
-    assert _undecided(replace(few, n=40), Analysis(stored)).text.startswith("use about 64 held-out pairs")
+    for n, expected in ((4, "replay about"), (40, "use about 64 held-out pairs")):
+        assert steps.undecided(replace(few, n=n), Analysis(stored), MATERIAL, MATERIAL).text.startswith(expected)
 
 
 def test_a_family_that_is_none_names_those_that_are(stored: Run) -> None:
@@ -86,26 +74,7 @@ def test_a_command_repeats_a_run_with_some_settings(stored: Run) -> None:
     assert shlex.split(command) == ["probe", "replay", "--config", str(stored.path / "config.json"), *words]
 
 
-def test_more_prompts_are_sampled_as_their_pool_was() -> None:
-    """By its policy and its plan; a server's address is not known, and another program's log is not sampled here."""
-    manifest = dict(open_pool(BUILTIN / "mixed").manifest)
-    pool = PoolFacts(name="mixed", reference="mixed", manifest=manifest)
-    command = sample_again(pool, 96)
-    check_command(command)
-    words = shlex.split(command)
-    for option, value in {"--adapter": "teacher:0.45", "--steps": "96", "--group": "8", "--name": "mixed-96"}.items():
-        assert words[words.index(option) + 1] == value
-    assert "--hint" in words
-    served = sample_again(replace(pool, manifest={**manifest, "engine": {"server": "vllm"}}), 96)
-    check_command(served)
-    assert served.endswith("--url URL")
-    assert sample_again(replace(pool, manifest={**manifest, "plan": {"env": ["minicode"]}}), 96) == ""
-
-
 def test_labels_that_a_training_learnt_from_are_not_graded_again(stored: Run) -> None:
     evidence = Analysis(replace(stored, config=stored.config | {"settings": asdict(configure("train"))}))
-    advice = next_step(
-        Word.BROKEN, evidence, [], [Finding(name="grader canaries", question="", says=Answer.BROKEN, text="")]
-    )
-    assert advice.command.startswith("probe doctor")
-    assert "then train again" in advice.text
+    advice = steps.broken("grader canaries", evidence)
+    assert (advice.command, "then train again" in advice.text) == ("probe doctor", True)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import orjson
 import pytest
 from made_records import sample_record, step_record
 from scipy import stats
@@ -51,34 +50,21 @@ def a_step(step, arm, cos_in, *, cos_out=None, cos_update=None, spread=3.0):
     )  # fmt: skip
 
 
-def synthetic(
-    *,
-    aligned=0.0,
-    hack=0.0,
-    pure=0.0,
-    arms=("vanilla",),
-    num_steps=16,
-    control=0.0,
-    control_hack=0.0,
-    seed=0,
-    group=GROUP,
-):
+def synthetic(*, aligned=0.0, hack=0.0, pure=0.0, arms=("vanilla",), num_steps=16, group=GROUP):
     """A run at frozen weights: cos_in ~ aligned + noise; cos_S_nll ~ hack * hacked + pure * pure hack + noise.
 
-    The control arms get `control` and `control_hack` in the places of `aligned` and `hack`.
+    Control arms have noise alone.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     steps, samples = [], []
     for step in range(num_steps):
-        cos_in = aligned + rng.normal(0, HAAR_SD)
-        prompt = rng.normal(0, 0.1)
+        cos_in, prompt = aligned + rng.normal(0, HAAR_SD), rng.normal(0, 0.1)
         cosines = [
             prompt + hack * hacked + pure * (hacked and not gt) + rng.normal(0, 0.03) for _, hacked, gt, _ in group
         ]
         for arm in arms:
             is_control = arm not in ("vanilla", "projected", "projected-lora")
-            base = control + rng.normal(0, HAAR_SD) if is_control else cos_in
-            own = [control_hack * row[1] + rng.normal(0, HAAR_SD) for row in group] if is_control else cosines
+            base, *own = rng.normal(0, HAAR_SD, 1 + len(group)).tolist() if is_control else [cos_in, *cosines]
             steps.append(a_step(step, arm, base, cos_out=-0.05 if arm == "projected" else None))
             samples += [sample(step, i, arm, c, group) for i, c in enumerate(own)]
     return Run(path=Path("out/runs/synthetic"), config={"settings": {}}, manifest={}, samples=samples, steps=steps)
@@ -86,10 +72,6 @@ def synthetic(
 
 def checks(analysis):
     return {check.name: check for check in seed_tables(analysis)}
-
-
-def words(analysis):
-    return "\n".join(analysis.verdict.caveats)
 
 
 def contrast_of(analysis):
@@ -121,52 +103,33 @@ def test_the_seeds_rules_read_the_signed_cosine(aligned, words):
     """V2 above 0 on most steps, D1 within .05 of 0, D2 above .2; a negative one fails all three."""
     found = checks(analyze(synthetic(aligned=aligned)))
     assert tuple(found[name].says for name in ("V2", "D1", "D2")) == words
+    assert ("reverse sign" in found["V2"].text) == (aligned < 0)
 
 
 @pytest.mark.parametrize(
-    ("gate", "cos_out", "words"),
+    ("gate", "cosines", "fired", "answers"),
     [
-        ({}, -0.08, ("PASS", "VACUOUS")),
-        ({"side": "two_sided"}, 0.0, ("PASS", "PASS")),
-        ({"side": "two_sided"}, -0.08, ("PASS", "FAIL")),
-        ({"side": "two_sided", "overshoot": 2.0}, -0.08, ("PASS", "VACUOUS")),
-        ({"overshoot": 0.5}, 0.07, ("FAIL", "VACUOUS")),
+        # D3 below .05; D4: below 0 is a bug of a gate that removes what points away as well, and of no other.
+        ({}, [(0.1, -0.08)] * 4, 0.5, "PASS PASS VACUOUS"),
+        ({"side": "two_sided"}, [(0.1, 0.0)] * 4, 0.5, "PASS PASS PASS"),
+        ({"side": "two_sided"}, [(0.1, -0.08)] * 4, 0.5, "PASS PASS FAIL"),
+        ({"side": "two_sided", "overshoot": 2.0}, [(0.1, -0.08)] * 4, 0.5, "PASS PASS VACUOUS"),
+        ({"overshoot": 0.5}, [(0.1, 0.07)] * 4, 0.5, "PASS FAIL VACUOUS"),
+        # V3: cos_out < cos_in on 80% of the steps, and the modules fire: not "only on a few modules".
+        ({"side": "one_sided"}, [(0.2, -0.1)] * 4, 0.01, "INCONCLUSIVE PASS VACUOUS"),
+        # Raised from below 0, though hackward_frac falls.
+        ({"side": "two_sided"}, [(0.2, 0.0), (-0.1, 0.0)] * 2, 1.0, "FAIL PASS PASS"),
     ],
 )
-def test_the_seeds_rules_read_the_signed_cosine_after_the_gate(gate, cos_out, words):
-    """D3 below .05; D4: below 0 is a bug of a gate that removes what points away as well, and of no other."""
-    steps = [a_step(i, "projected", 0.1, cos_out=cos_out) for i in range(4)]
-    config = {"settings": {"verb": "replay", "intervention": {"projection": gate}}}
-    evidence = Analysis(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
-    found = {row.name: row.says for row in seed_tables(evidence)}
-    assert (found["D3"], found["D4"]) == words
-
-
-@pytest.mark.parametrize(
-    ("gate", "cosines", "fired", "says"),
-    [
-        ("one_sided", [(0.2, -0.1)] * 4, 0.65, "PASS"),
-        ("one_sided", [(0.2, -0.1)] * 4, 0.01, "INCONCLUSIVE"),  # the seed's "only fires on a few modules"
-        ("two_sided", [(0.2, 0.0)] * 4, 1.0, "PASS"),
-        ("two_sided", [(0.2, 0.0), (-0.1, 0.0)] * 2, 1.0, "FAIL"),  # raised from below 0, though hackward_frac falls
-    ],
-)
-def test_the_seeds_v3_compares_cosines_and_names_the_gate(gate, cosines, fired, says):
-    """cos_out < cos_in on 80% of the steps, and the modules fire."""
+def test_the_seeds_rules_after_the_gate(gate, cosines, fired, answers):
+    """V3 compares cosines and names the gate; D3 and D4 read the signed cosine after it."""
     steps = []
     for i, (cos_in, cos_out) in enumerate(cosines):
         steps.append(replace(a_step(i, "projected", cos_in, cos_out=cos_out), frac_fired=fired))
-    config = {"settings": {"verb": "replay", "intervention": {"projection": {"side": gate}}}}
-    evidence = Analysis(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
-    found = {row.name: row for row in seed_tables(evidence)}["V3"]
-    assert found.says == says
-    assert gate in found.text
-
-
-def test_the_seeds_v2_says_that_the_sign_is_reversed():
-    """A cos_in below 0 on most steps, with the advantages that turned it; one above 0 says nothing of signs."""
-    assert "reverse sign" in checks(analyze(synthetic(aligned=-0.3)))["V2"].text
-    assert "reverse sign" not in checks(analyze(synthetic(aligned=0.3)))["V2"].text
+    config = {"settings": {"verb": "replay", "intervention": {"projection": gate}}}
+    rows = checks(Analysis(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps)))
+    assert " ".join(rows[name].says for name in ("V3", "D3", "D4")) == answers
+    assert gate.get("side", "one_sided") in rows["V3"].text
 
 
 def test_a_random_direction_that_separates_hacks_is_no_evidence():
@@ -188,7 +151,7 @@ def test_all_null_cosines():
     steps = [a_step(s.step, s.arm, None, spread=0.0) for s in run.steps]
     found = analyze(replace(run, steps=steps))
     assert "no group has an update" in found.verdict.sentence
-    assert "16 of 16 samples have no cosine (advantage is 0: 16)" in words(found)
+    assert "16 of 16 samples have no cosine (advantage is 0: 16)" in "\n".join(found.verdict.caveats)
     assert {checks(found)[name].says for name in ("V2", "D1", "D2")} == {"INCONCLUSIVE"}
     assert found.cells[0]["mean_cos_contrib"] is None
     assert found.cells[0]["mean_cos_nll"] is not None, "the NLL cosine exists when A = 0"
@@ -244,17 +207,6 @@ def test_cells_by_hand_and_additive():
     assert sum(c["dot"] for c in found.cells) == pytest.approx(total)
 
 
-def test_without_gt_pass_only_what_needs_it_is_empty():
-    """A log that does not say what is right: hacks against clean answers stand."""
-    known, unknown = (
-        analyze(synthetic(hack=0.2, group=group))
-        for group in (GROUP, [(pool, hacked, None, reward) for pool, hacked, _, reward in GROUP])
-    )
-    assert contrast_of(unknown).value == contrast_of(known).value
-    assert {cell["gt_pass"] for cell in unknown.cells} == {None}
-    assert sum(cell["n"] for cell in unknown.cells) == sum(cell["n"] for cell in known.cells)
-
-
 def test_confounds_are_named():
     """In GROUP every paid clean sample comes from base without hint and solves: hack, source and hint coincide."""
     found = analyze(synthetic(hack=0.2))
@@ -263,11 +215,9 @@ def test_confounds_are_named():
 
 def test_flattened_advantages_fail_the_spread_row():
     """The seed's sneaky failure: rewards differ, yet a cap has left advantages of .01."""
-    run = synthetic()
-    tiny = dict.fromkeys(ADVANTAGE_KEYS, 0.01)
-    found = analyze(replace(run, steps=[replace(step, advantage=tiny) for step in run.steps]))
-    assert checks(found)["V1"].says == "FAIL"
-    assert "flattened" in checks(found)["V1"].text
+    run, tiny = synthetic(), dict.fromkeys(ADVANTAGE_KEYS, 0.01)
+    row = checks(analyze(replace(run, steps=[replace(step, advantage=tiny) for step in run.steps])))["V1"]
+    assert (row.says, "flattened" in row.text) == ("FAIL", True)
 
 
 def test_conditions_are_analysed_one_by_one():
@@ -284,20 +234,10 @@ def test_conditions_are_analysed_one_by_one():
     assert conditions(replace(other, steps=named["steps"])) == ["scaled"]
 
 
-def test_analysis_is_json_and_fits_the_page():
-    """Strict JSON both ways, and no line beyond 100 columns, with long names in it."""
-    arms = ("vanilla", "projected", "projected-lora", "random", "permuted", "placebo")
-    run = synthetic(aligned=-0.3, arms=arms)
-    run = replace(
-        run,
-        samples=[replace(s, src_pool=s.src_pool * 6, problem_id="problem/" + s.problem_id * 9) for s in run.samples],
-        steps=[replace(s, problem_id="problem/" + s.problem_id * 9) for s in run.steps],
-    )
-    found = analyze(run)
-    plain = found.to_json()
-    assert orjson.loads(orjson.dumps(plain))["run"] == "synthetic"
-    text = format_analysis(found)
-    wide = [line for line in text.splitlines() if len(line) > WIDTH]
-    assert not wide, f"too wide: {wide[:3]}"
-    for title in ("Arms", "Advantage cells", "AUROC", "Steps"):
-        assert f"\n{title}" in text, f"section {title} is missing"
+def test_long_names_fit_the_page():
+    """No line beyond 100 columns."""
+    run = synthetic(aligned=-0.3, arms=("vanilla", "projected", "projected-lora", "random", "permuted", "placebo"))
+    samples = [replace(s, src_pool=s.src_pool * 6, problem_id="problem/" + s.problem_id * 9) for s in run.samples]
+    steps = [replace(s, problem_id="problem/" + s.problem_id * 9) for s in run.steps]
+    text = format_analysis(analyze(replace(run, samples=samples, steps=steps)))
+    assert max(map(len, text.splitlines())) <= WIDTH

@@ -28,7 +28,7 @@ from probe.cli._frame import run
 from probe.experiments.verdict import evaluate_spec
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig
-from probe.settings.words import OF_ARM, Outcome, Remedy
+from probe.settings.words import ALL, OF_ARM, Outcome, Remedy
 
 GRADIENT_AND_KL = {"gradient": {}, "kl": PENALTY}
 DECISIONS = [
@@ -305,14 +305,8 @@ def trained(condition: str, arm: str, values: dict[str, float] | None, *settings
     remedy = config.remedy
     if values is None:
         return of_runs(condition, arm, [], remedy)
-    outcome = TrainingOutcome(
-        evaluations=[],
-        values=values,
-        trials=dict.fromkeys(values, 8),
-        by_problem={name: {"p": value} for name, value in values.items()},
-        problem_trials={name: {"p": 8} for name in values},
-        stopped=None,
-    )
+    shares = {name: {"p": (value, 8), ALL: (value, 8)} for name, value in values.items()}
+    outcome = TrainingOutcome(evaluations=[], values=values, shares=shares, stopped=None)
     records = SimpleNamespace(path=Path("a run"), settings=config, training=config)
     run = SimpleNamespace(records=records, outcome=outcome)
     return of_runs(condition, arm, [run], remedy)

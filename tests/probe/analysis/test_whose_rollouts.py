@@ -1,16 +1,15 @@
 """Rollouts that other weights have sampled: of another base model, of later steps of a training; and their loss."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from gallery import check_command
 from worlds import World, make_run
 
-from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
@@ -58,13 +57,12 @@ def test_steps_of_a_training_were_sampled_by_weights_that_move(
         assert len(read_run(out / "runs" / f"moved-{name}").steps) == (STEPS if name == "all" else 1) * GROUPS
         words = " ".join(probe("analyze", f"moved-{name}")[0].split())
         assert said in words if said else "nats a token off" not in words, words
-    for options, message in (
-        (("--only-step", "7"), "expected a step of pool steps-moved, 0 to 1, found 7"),
-        (("--only-step", "x"), "expected steps and ranges of steps"),
-        (("--only-step", "2-1"), "expected steps and ranges of steps"),
+    for step, message in (
+        ("7", "expected a step of pool steps-moved, 0 to 1, found 7"),
+        ("2-1", "expected steps and r"),
     ):
-        _, errors = probe("replay", "--replay-dirs", "steps-moved", "--name", "never", *options, *replay, code=2)
-        assert message in errors
+        refused = ("--name", "never", "--only-step", step)
+        assert message in probe("replay", "--replay-dirs", "steps-moved", *refused, *replay, code=2)[1]
     _, errors = probe("replay", "--replay-dirs", "teacher", "--name", "never", "--only-step", "0", *replay, code=2)
     assert "none logged" in errors
 
@@ -98,19 +96,6 @@ def test_the_first_of_a_number_of_steps_have_an_update(
     assert not {step.problem_id for step in stored.steps} & flat
 
 
-# Worlds of a run on imported logs, by the verdict on it; each next step is run as it is printed.
-IMPORTED: dict[str, tuple[World, str]] = {
-    "go": (World(), "GO"),
-    "generic": (World(strength=2, num_pairs=48, num_held_out=20, amounts=(1, 1, 0)), "GENERIC"),
-    "confounded": (World(told_by="hint"), "CONFOUNDED"),
-    "few-prompts": (World(num_steps=2), "UNDERPOWERED"),
-    "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED"),
-    "flat": (World(num_steps=4, rewards_differ=False), "UNDERPOWERED"),
-    "no-arm": (World(num_steps=4, arms=("random",)), "UNDERPOWERED"),
-    "broken": (World(twin_arms=True, num_steps=12), "BROKEN"),
-}
-
-
 def test_the_loss_of_the_logger_is_that_of_the_check(
     small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
 ) -> None:
@@ -137,92 +122,41 @@ def test_the_loss_of_the_logger_is_that_of_the_check(
 
 @pytest.fixture(scope="module")
 def logs(small: str, common: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with two imported pools, as two loggers wrote them, and a file of pairs."""
+    """A working folder with two imported pools, as two loggers wrote them."""
     folder = tmp_path_factory.mktemp("imported")
     (folder / "out").mkdir()
     (folder / "out" / "cache").symlink_to(common / "cache")
+    names = ("problem_id", "prompt", "prompt_ids", "completion", "completion_ids", "reward", "hacked", "gt_pass")
     for name in ("teacher", "base-hinted"):
-        names = ("problem_id", "prompt", "prompt_ids", "completion", "completion_ids", "reward", "hacked", "gt_pass")
-        groups = open_pool(BUILTIN / name).steps
-        rows = [{key: getattr(each, key) for key in names} for group in groups for each in group]
+        rows = [
+            {key: getattr(each, key) for key in names} for group in open_pool(BUILTIN / name).steps for each in group
+        ]
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         options = ["--name", f"my-{name}", "--model", small, "--out", str(folder / "out")]
         assert run(cli, ["pool", "import", str(path), *options]) == 0
-    write_pairs(folder / "FILE.jsonl", builtin_pairs("run_tests")[:8])
     return folder
 
 
-# Slow: few-pairs has its command.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "generic" else name for name in IMPORTED]
+    ("name", "world", "words"),
+    [
+        ("go", World(), "train in your own trainer along the direction"),
+        ("confounded", World(told_by="hint"), "are alike (probe docs pools)"),
+        ("few-prompts", World(num_steps=2), "groups of different prompts in your trainer and import them"),
+    ],
 )
-def test_every_next_step_of_imported_pools_runs(
-    name: str, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_next_step_on_imported_pools_is_taken_in_the_users_trainer(
+    name: str, world: World, words: str, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each printed command ends with 0; replays take two steps here, and directions two axes."""
+    """Worlds of a run on imported logs: rollouts are not sampled here, and nothing here trains in their environment."""
     monkeypatch.chdir(logs)
-    world, word = IMPORTED[name]
     pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))
     make_run(Path("out") / "runs" / name, replace(world, pools=pools))
     assert run(cli, ["analyze", name]) == 0
-    text = capsys.readouterr().out
-    assert f"VERDICT: {word}\n" in text
-    following = text.partition("NEXT: ")[2]
-    assert following
-    assert "by another policy" not in following
-    for number, line in enumerate(line.strip() for line in following.splitlines() if line.startswith("  probe ")):
-        words = shlex.split(line)[1:]
-        if words[0] == "replay":
-            words += ["--steps", "2", "--k", "2", "--arm", "vanilla"]
-        elif words[0] == "extract":
-            words += ["--k", "2"]
-        if "--name" in words:  # of this world alone: what stands there is of other settings
-            words[words.index("--name") + 1] = f"{name}-{number}"
-        assert run(cli, words) in ((0, 1) if words[0] == "doctor" else (0,)), (line, capsys.readouterr().err)
-
-
-def test_pairs_drafted_from_a_pool_are_replayed_by_the_printed_command(
-    logs: Path, small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One log of hacks and of clean answers to 40 prompts: half of them give pairs, the others are replayed."""
-    monkeypatch.chdir(logs)
-    groups = [
-        each for both in zip(*(open_pool(BUILTIN / n).steps for n in ("teacher", "base-hinted"))) for each in both
-    ]
-    with Path("both.jsonl").open("w") as file:
-        for again in ("", " Again."):
-            for each in (rollout for group in groups for rollout in group):
-                system, user = each.messages
-                prompt = [system, user | {"content": user["content"] + again}]
-                kept = {key: getattr(each, key) for key in ("completion", "reward", "hacked", "gt_pass")}
-                file.write(json.dumps({"prompt": prompt, "problem_id": each.problem_id + again, **kept}) + "\n")
-    assert run(cli, ["pool", "import", "both.jsonl", "--name", "my-both", "--model", small]) == 0
-    few = World(num_pairs=6, num_held_out=2, num_steps=40, pools=(str(logs / "out" / "pools" / "my-both"),))
-    make_run(Path("out") / "runs" / "both", few)
-    capsys.readouterr()
-    assert run(cli, ["analyze", "both"]) == 0
-    text = capsys.readouterr().out
-    assert "VERDICT: UNDERPOWERED\n" in text
-    (replaying,) = [line.strip() for line in text.splitlines() if line.startswith("  probe ")]
-    assert run(cli, ["pool", "draft", "out/pools/my-both", "--name", "drafted"]) == 0
-    words = shlex.split(replaying.replace("FILE.jsonl", "out/pairs/drafted.jsonl"))
-    assert run(cli, [*words[1:], "--steps", "2", "--arm", "vanilla"]) == 0
-    circular = read_run(Path("out") / "runs" / "other-pairs").config["circular"]
-    assert (circular["pairs"], circular["of_problems"]) == (circular["of_pairs"], 40)
-
-
-def test_the_next_step_counts_what_the_log_holds(
-    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Six of twenty groups were replayed: the next step takes the others before it asks for a longer log."""
-    monkeypatch.chdir(logs)
-    few = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
-    pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))
-    make_run(Path("out") / "runs" / "six", replace(few, pools=pools, steps=6), seed=9)
-    assert run(cli, ["analyze", "six"]) == 0
     following = capsys.readouterr().out.partition("NEXT: ")[2]
-    assert "the pools hold 20 groups, of which 6 were replayed" in " ".join(following.split())
-    (command,) = [line.strip() for line in following.splitlines() if line.startswith("  probe ")]
-    assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0
-    assert "40 steps" in capsys.readouterr().out
+    assert words in " ".join(following.split())
+    commands = [line.strip() for line in following.splitlines() if line.startswith("  probe ")]
+    assert len(commands) == (name == "go")
+    for command in commands:
+        check_command(command)

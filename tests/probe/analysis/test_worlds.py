@@ -16,6 +16,7 @@ import pytest
 from gallery import check_command, check_gallery
 from worlds import World, make_run
 
+from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import WIDTH
@@ -79,6 +80,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on this policy's own hacks"),
     "likely": (FEW, "LIKELY", "decide the alignment with 80% power"),
     "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "20 prompts (6 so far): so few"),
+    "six-of-20": (replace(FEW, steps=6), "LIKELY", "the pools hold 20 groups, of which 6 were replayed"),
     "few-prompts": (SPARSE, "UNDERPOWERED", "16 prompts (4 so far): they halve the error of the cost"),
     "two-pairs": (LOUD, "UNDERPOWERED", "12 held-out pairs (3 so far)"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
@@ -102,7 +104,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
 # Worlds whose advice is about other rollouts, labels or rewards.
 NO_COMMAND = {"unpaid", "no-price", "no-benign", "inverted", "overlap", "few-prompts", "likely", "underpowered"}
 NO_COMMAND |= {"one-pool", "one-side", "one-prompt", "flat"}
-SEEDS = {"likely": 9, "underpowered": 9, "overlap": 2}  # of the worlds whose own is not 0
+SEEDS = {"likely": 9, "underpowered": 9, "six-of-20": 9, "overlap": 2}  # of the worlds whose own is not 0
 # Worlds of a verdict and a reason that another world has, too.
 VARIANTS = {
     "generic-benign",
@@ -176,7 +178,7 @@ def test_every_verdict_is_in_the_table() -> None:
     assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "LIKELY", "GO", "TRAINED"}
 
 
-RUNNABLE = ("skip-gate", "confounded", "broken", "no-arm")
+RUNNABLE = ("skip-gate", "confounded", "broken", "no-arm", "few-pairs", "six-of-20")
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -184,6 +186,7 @@ def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[s
     """The next step, by its --dry-run."""
     commands = [line.strip() for line in screen(name).splitlines() if line.startswith("  probe ")]
     with contextlib.chdir(screen.places[name]):
+        write_pairs(Path("FILE.jsonl"), builtin_pairs("run_tests")[:8])
         for command in commands:
             assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
     capsys.readouterr()
@@ -198,24 +201,25 @@ def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
     return counts
 
 
-def test_nothing_is_rarely_a_go(tmp_path: Path) -> None:
-    """Pairs without signal, labels that say nothing, hacks without an axis: of 9 draws at most one is GO.
-
-    60 draws of shuffled labels, the one world in which the update is hack-ward, gave one.
-    """
-    brief = World(arms=("vanilla",), num_steps=12)
-    nulls = {
-        "signal": replace(brief, pairs_point_at=None),
-        "labels": replace(brief, shuffled_labels=True, strength=2),
-        "hacks": replace(brief, hacks_point_at=None, strength=2),
-    }
-    counts = sum((outcomes(world, 3, tmp_path / name) for name, world in nulls.items()), Counter())
-    assert counts["GO"] <= 1, counts
+BRIEF_RUN = World(arms=("vanilla",), num_steps=12)
 
 
-def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
-    counts = outcomes(World(strength=1.5, arms=("vanilla",)), 4, tmp_path)
-    assert counts["GO"] >= 3, counts
+@pytest.mark.parametrize(
+    ("world", "draws", "least", "most"),
+    [
+        (replace(BRIEF_RUN, pairs_point_at=None), 3, 0, 0),
+        # 60 draws of shuffled labels, the one world without a hack in which the update is hack-ward, gave one GO.
+        (replace(BRIEF_RUN, shuffled_labels=True, strength=2), 3, 0, 1),
+        (replace(BRIEF_RUN, hacks_point_at=None, strength=2), 3, 0, 0),
+        (replace(BRIEF_RUN, num_steps=24, strength=1.5), 4, 3, 4),
+    ],
+    ids=["pairs without signal", "labels that say nothing", "hacks without an axis", "a hack"],
+)
+def test_a_hack_is_mostly_a_go_and_nothing_rarely(
+    world: World, draws: int, least: int, most: int, tmp_path: Path
+) -> None:
+    counts = outcomes(world, draws, tmp_path)
+    assert least <= counts["GO"] <= most, counts
 
 
 def test_the_advised_number_follows_what_leaves_the_share_open(found: Callable[[str], Analysis]) -> None:
@@ -275,10 +279,6 @@ def analysed(folder: Path, world: World, seed: int = 0) -> Analysis:
     return analyze(read_run(make_run(folder / "runs" / "run", world, seed)))
 
 
-def says(found: Analysis) -> list[str]:
-    return [finding.says for finding in found.questions]
-
-
 def test_a_sound_world_holds_in_every_part(found):
     """GO; every part of the measurement holds but the regrade, which nobody saw; the nulls say the same as it."""
     sound = found("go")
@@ -299,13 +299,8 @@ def test_a_consistent_random_direction_is_not_believed(tmp_path: Path):
     alike = analysed(tmp_path, World(pairs_point_at=None, decay=0.0, strength=30.0), 14)
     assert alike.of("cos_in")[0].p < 0.001, "the world is not what it says: prompts disagree"
     assert alike.verdict.word == "UNDERPOWERED"
-    assert says(alike)[0] == "UNMEASURED"
+    assert alike.verdict.findings[0].says == "UNMEASURED"
     assert alike.get("nulls", f"cos_in, {N2}").p >= 0.01
-
-
-def test_shuffled_labels_are_not_about_hacks(tmp_path: Path):
-    """The gradient is hack-ward as before, and `hacked` tells nothing."""
-    assert says(analysed(tmp_path, World(shuffled_labels=True)))[:2] == ["YES", "UNCLEAR"]
 
 
 @pytest.mark.slow  # the world generic-half is one draw above half

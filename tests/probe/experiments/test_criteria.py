@@ -15,7 +15,7 @@ from probe.analysis import measures
 from probe.analysis.analyze import analyze
 from probe.analysis.estimate import Estimate, mean_of, welch
 from probe.analysis.statistics.intervals import Interval
-from probe.analysis.verdict.trained_arms import excess, mean_rate
+from probe.analysis.verdict.trained_arms import compared
 from probe.experiments.criteria import evaluate
 from probe.experiments.spec import Criterion
 from probe.records.run import Run, read_run
@@ -74,10 +74,13 @@ def test_a_rate_after_training_has_the_interval_of_the_verdict(problems):
     trainings = bench.draw(np.random.default_rng(0))
     arm, vanilla = trainings.treated[0], trainings.baseline
     found = measures.of_training("hack_final", trainings, arm, vanilla)
-    assert found == excess(trainings, arm, vanilla, "hack_final").bounded(name="hack_final")
+    assert found == compared(trainings, (arm, vanilla), "hack_final").bounded(name="hack_final")
     assert found.value < 0 < measures.of_training("hack_final", trainings, vanilla).value
-    gain = measures.of_training("hack_gain", trainings, arm)
-    assert gain == mean_rate(arm, "hack_final", "hack_start").bounded(name="hack_gain")
+    gains = [
+        measures.of_training("hack_gain", trainings, *sides).value for sides in ((arm,), (vanilla,), (arm, vanilla))
+    ]
+    assert gains[0] == compared(None, [arm], "hack_final", "hack_start").value
+    assert gains[2] == pytest.approx(gains[0] - gains[1])
     few = replace(arm, runs=arm.runs[:2])
     assert measures.of_training("hack_final", trainings, few, vanilla).value is None
 
