@@ -10,7 +10,7 @@ from specs import ALIGNED, replay_spec
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.jobs import COMMAND, command_of, runs_of, write_settings
+from probe.experiments.jobs import COMMAND, command_of, run_jobs, write_settings
 from probe.experiments.load import load_spec
 
 CRITERION = {**ALIGNED, "why": "a cosine of 0.3 there"}
@@ -69,7 +69,7 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], probe, refused) -> 
     place.mkdir()
     (place / "cache").symlink_to(out / "cache")
     assert "probe spec sweep" in refused("report", path, root=place), "without runs it says what to do"
-    jobs = runs_of(load_spec(path), place)
+    jobs = run_jobs(load_spec(path), place)
     write_settings(jobs)
     for job in jobs:
         assert run(cli, command_of(job, COMMAND, ())) == 0

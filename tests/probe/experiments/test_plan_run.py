@@ -96,7 +96,7 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
 @pytest.mark.usefixtures("known")
 def test_a_training_with_steps_as_large_prices_it(go: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In hours: 2 s a step and 3 s before them; no money before the spec names a price. Others do not count."""
-    out, text = here / "out", "no hours and no money: "
+    out, text = here / "out", "no hours and no money for gradient, kl: "
     assert any(text in note for note in plan(capsys, str(go), "--out", str(out))["notes"])
     for name, options in (("smaller", {"rollouts.group": 4}), ("halfway", {})):
         config = configure("train", preset="fast", options=options)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from probe.experiments.jobs import run_jobs
-from probe.experiments.load import decide, load_spec
+from probe.experiments.load import load_spec
 from probe.experiments.register import spec_files
 from probe.experiments.spec import WORDS
 from probe.settings.loss import LossSettings
@@ -105,7 +105,7 @@ def test_a_spec_is_read_whole(write: Callable[..., Path]) -> None:
 def test_a_condition_may_have_seeds_of_its_own(write: Callable[..., Path], tmp_path: Path) -> None:
     """Those of the spec do not apply to it, and it shares no pass with conditions that have others."""
     spec = load_spec(write('name = "capped"', 'name = "capped"\nseeds = [1, 7]'))
-    assert [(job.seed, *job.conditions) for job in run_jobs(spec, tmp_path)] == [
+    assert [(job.config.seed, *job.conditions) for job in run_jobs(spec, tmp_path)] == [
         (0, "plain"),
         (1, "plain"),
         (1, "capped"),
@@ -185,7 +185,7 @@ def test_there_is_always_exactly_one_decision(write: Callable[..., Path]) -> Non
     spec = load_spec(write())
     for aligned, near, gate in product(VERDICTS, repeat=3):
         expected = "GO" if aligned == "PASS" else "SKIP" if near in ("PASS", "VACUOUS") else "MORE"
-        assert decide(spec, {"aligned": aligned, "near": near, "gate": gate}).name == expected
+        assert spec.decide({"aligned": aligned, "near": near, "gate": gate}).name == expected
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -207,7 +207,7 @@ def test_every_shipped_decision_can_be_taken(path: Path) -> None:
     draws = random.Random(0)  # in any order: that of the product changes the first requirements last
     some = (tuple(draws.choice(each) for each in words) for _ in range(10_000))
     for chosen in chain(some, product(*words)):
-        hidden.discard(decide(spec, dict(zip(names, chosen, strict=True))).name)
+        hidden.discard(spec.decide(dict(zip(names, chosen, strict=True))).name)
         if not hidden:
             return
     raise AssertionError(f"never taken: {', '.join(hidden)}")
@@ -221,8 +221,8 @@ def test_shipped_specs_ask_for_runs_that_read_back(path: Path, tmp_path: Path) -
     assert len({job.name for job in jobs}) == len(jobs)
     for job in jobs:
         assert job.name.startswith(f"{spec.name}-")
-        assert job.name.endswith(f"seed{job.seed}")
-        assert (job.config.seed, job.config.preregistered) == (job.seed, spec.mark)
+        assert job.name.endswith(f"seed{job.config.seed}")
+        assert job.config.preregistered == spec.mark
         assert job.config.intervention.arms == job.arms
         assert read_config(asdict(job.config), job.name) == job.config
         if job.config.trains:

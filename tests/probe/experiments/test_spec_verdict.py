@@ -18,7 +18,7 @@ from worlds import World, make_run
 from probe.analysis.analyze import analyze
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.jobs import runs_of
+from probe.experiments.jobs import run_jobs
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import has_failed, sweep
@@ -69,9 +69,9 @@ def trained(count: int) -> str:
 
 def plant(spec: Spec, out: Path) -> None:
     """Write every run of a spec as a planted world of the condition `default`."""
-    for job in runs_of(spec, out):
+    for job in run_jobs(spec, out):
         world = World(arms=job.arms, num_steps=job.config.steps, trains=job.config.trains)
-        make_run(job.directory, world, job.seed)
+        make_run(job.directory, world, job.config.seed)
         config = read_json(job.directory / CONFIG_FILE) | {"settings": asdict(job.config)}
         write_json(job.directory / CONFIG_FILE, config)
         seal(job.directory)
@@ -176,7 +176,7 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(tmp_path: Path) -> None:
     spec, out = load_spec(tmp_path / "pooled.toml"), tmp_path / "out"
     plant(spec, out)
     (found,) = evaluate_spec(spec, out).verdict.findings
-    cosines = [[step.cos_in for step in read_run(one.directory).steps] for one in runs_of(spec, out)]
+    cosines = [[step.cos_in for step in read_run(one.directory).steps] for one in run_jobs(spec, out)]
     assert np.ptp(cosines, axis=0).min() > 0, "the seeds are the same"
     assert (found.n, found.unit) == (3, "prompt")
     assert found.text.startswith(f"{np.mean(cosines):+.3g}")

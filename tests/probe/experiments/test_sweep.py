@@ -22,7 +22,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._settings import configured
 from probe.cli.replay import replay
-from probe.experiments.jobs import COMMAND, command_of, input_faults, run_jobs, runs_of
+from probe.experiments.jobs import COMMAND, command_of, input_faults, run_jobs
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import Command, ended, executor, has_failed, sweep, visible_gpus
@@ -89,7 +89,7 @@ def test_a_sweep_runs_everything_once_and_resumes(tiny: Callable[..., Spec], out
     assert [row["status"] for row in table["rows"]] == ["done"] * 4
     names = ["tiny-plain-seed0", "tiny-narrow-seed0", "tiny-plain-seed1", "tiny-narrow-seed1"]
     assert [args[args.index("--name") + 1] for args in first.launched] == names
-    runs = runs_of(spec, out)
+    runs = run_jobs(spec, out)
     assert all(one.complete and one.spec_status == "frozen" for one in runs)
     settings = read_json(runs[1].directory / "config.json")["settings"]
     assert settings["preregistered"] == spec.mark
@@ -103,7 +103,7 @@ def test_runs_under_an_edited_spec_are_not_mixed_with_new_ones(tiny: Callable[..
     spec = tiny(0)
     sweep(spec, tmp_path, engine=Scripted(spec, tmp_path))
     edited = tiny(0, threshold=0.01)
-    assert [one.spec_status for one in runs_of(edited, tmp_path)] == ["edited", "edited"]
+    assert [one.spec_status for one in run_jobs(edited, tmp_path)] == ["edited", "edited"]
     with pytest.raises(InputError, match="tiny-plain-seed0"):
         sweep(edited, tmp_path, engine=Scripted(edited, tmp_path))
 
@@ -163,7 +163,7 @@ def test_a_job_of_this_machine_leaves_the_bytes_of_a_run_by_hand(
     spec = tiny(5, conditions={"plain": {}})
     table = sweep(spec, tmp_path, engine=executor("local", tmp_path / "logs", {}, 2), num_jobs=2)
     assert [(row["status"], row["error"]) for row in table["rows"]] == [("done", "")]
-    (one,) = runs_of(spec, tmp_path)
+    (one,) = run_jobs(spec, tmp_path)
     args = command_of(one, COMMAND, ())
     args[args.index("--name") + 1] = "by-hand"
     assert run(cli, args) == 0
@@ -379,7 +379,7 @@ def test_printed_jobs_can_be_run_by_hand(
     arguments = shlex.split(lines[1])[1:]
     assert run(cli, [*arguments, "--dry-run"]) == 0
     assert run(cli, arguments) == 0
-    plain, narrow = runs_of(spec, out)
+    plain, narrow = run_jobs(spec, out)
     assert (plain.complete, narrow.complete, narrow.spec_status) == (False, True, "frozen")
     settings = read_json(narrow.directory / "config.json")["settings"]
     assert read_config(settings, "config.json") == narrow.config
