@@ -83,7 +83,7 @@ def write_training_spec(
         settings="\n".join(f"{key} = {toml_text(value)}" for key, value in settings.items()),
         penalty=toml_text(max(RIVAL_BETA, 10 * settings.get("objective.beta", 0.0))),
     )
-    write_once(path, text.encode(), "move it, or name another file with --spec")
+    write_once(path, text.encode(), "move it")
 
 
 def _settings(run: Run, condition: str, out_dir: Path) -> dict[str, Any]:

@@ -52,11 +52,17 @@ VACUOUS: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("other", "where", "why"), VACUOUS)
-def test_vacuous_parts_are_named_with_the_reason(write: Callable[..., Path], other: Any, where: str, why: str) -> None:
-    """A cap of a group of 8 whose rewards are 3.5 apart; SEPA without GTPO."""
-    found = vacuous_parts(load_spec(write(other)))
-    assert [part["where"] for part in found] == ([where] if where else [])
-    assert all(why in part["why"] for part in found)
+def test_vacuous_parts_are_named_with_the_reason(
+    write: Callable[..., Path], other: Any, where: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Against the bound of a group of 2 x 4 rewards that differ by 3.5; the caps that bind are none."""
+    path = write(other)
+    parts = vacuous_parts(load_spec(path))
+    assert [part["where"] for part in parts] == ([where] if where else [])
+    assert all(why in part["why"] for part in parts)
+    if where == CAP:
+        assert run(cli, ["spec", "plan", str(path)]) == 0
+        assert f"VACUOUS  {CAP}" in capsys.readouterr().out
 
 
 def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[str, Any]:
@@ -123,24 +129,10 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "CANNOT see the expected effect of 0.4: the smallest detectable one is 0.461" in note
 
 
-def test_check_exits_with_one_for_a_vacuous_part(
-    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(write({CLIP: 5.0}))
-    assert run(cli, ["spec", "plan", path]) == 0
-    assert "VACUOUS  conditions.other.settings.objective.advantage_clip" in capsys.readouterr().out
-    assert run(cli, ["spec", "plan", path, "--check"]) == 1
-
-
 def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every one plans, and a dry run prints a command for each run and pool. One part of all is vacuous, which its .md
-    file explains: a cap of 5.
-    """
+    """One part of all is vacuous, which its .md file explains: a cap of 5."""
     found = []
     for path in spec_files(ROOT / "spec"):
         own = plan(capsys, str(path), "--out", str(tmp_path))
         found += [f"{path.stem} {part['where']}" for part in own["vacuous"]]
-        assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(tmp_path)]) == 0
-        commands = capsys.readouterr().out.splitlines()
-        assert len([line for line in commands if line.startswith(("probe replay", "probe train"))]) == own["runs"]
     assert found == ["advantage-capping conditions.C2-cap5.settings.objective.advantage_clip"]
