@@ -23,7 +23,7 @@ VERBS = {
                 "generate": ("pool_make:generate", "Sample groups from a policy, grade and freeze them."),
                 "import": ("pool:import_", "Make a pool of the rollouts that another tool logged."),
                 "verify": ("pool:verify", "Check hashes, fields, labels and rewards of a pool."),
-                "show": ("pool:show", "Rates by mode, lengths, reward spread and advantage cells of a pool."),
+                "show": ("pool:show", "Rates by mode, lengths and reward spread of a pool."),
                 "regrade": ("pool_make:regrade", "Grade stored completions again and compare the labels."),
                 "draft": ("pool_draft:draft", "Propose pairs from labelled rollouts of half of the prompts."),
             },

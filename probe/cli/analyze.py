@@ -117,6 +117,6 @@ def _spec(spec_file: Path, out: Path, seed: int, write: bool) -> Text:
     yield format_text(verdict)
     if write:
         yield f"written: {write_results(verdict, spec_file)}"
-        if spec.settings["verb"] == "train":
+        if spec.trains:
             yield f"written: {write_outcomes(spec, out)}"
     return Checked(verdict.to_json, verdict.primary == "FAIL")

@@ -1,7 +1,7 @@
 """probe doctor: check that this machine can run probe, with a fix for every failed check.
 
-Every check is a function `check_NAME(out)`. It returns one line if all is well, a line and a fix for a warning, and
-raises an InputError for a failure. To add a check, write such a function and add it to CHECKS at the end of this file.
+Every check is a function `check_NAME(out)` that returns one line, or raises an InputError. To add a check, write such a
+function and add it to CHECKS at the end of this file.
 """
 
 import os
@@ -25,15 +25,12 @@ REINSTALL = "install gradient-probe again, in a fresh environment"
 GIB = 1 << 30
 NUM_CANARIES = 3  # problems
 
-Check = Callable[[Path], str | tuple[str, str]]
-
 
 @verb()
 def doctor(out: Path) -> Text:
     """Check Python, devices, isolation, the grader and the built-in data, with a fix for what fails.
 
-    Exit code 1 on a failure; a warning is none. Completion in the shell is click's: eval "$(_PROBE_COMPLETE=bash_source
-    probe)". Example:
+    Exit code 1 on a failure. Completion in the shell is click's: eval "$(_PROBE_COMPLETE=bash_source probe)". Example:
 
       probe doctor --out /data/probe
     """
@@ -46,23 +43,22 @@ def doctor(out: Path) -> Text:
 
 
 def diagnose(out: Path) -> list[dict[str, str]]:
-    """Run every check of CHECKS; return its name, `status` (ok, warn, fail), what was found, and a fix ("" for ok)."""
+    """Run every check of CHECKS; return its name, `status` (ok, fail), what was found, and a fix ("" for ok)."""
     rows = []
     for name, check in CHECKS.items():
         status, fix = "ok", ""
         try:
             found = check(out)
-            if isinstance(found, tuple):
-                status, (found, fix) = "warn", found
         except InputError as error:
-            status, found, fix = "fail", f"{error.where}: expected {error.expected}, found {error.found}", error.fix
+            status, fix = "fail", error.fix or REINSTALL
+            found = f"{error.where}: expected {error.expected}, found {error.found}"
         except Exception as error:  # later checks still run
-            status, found = "fail", f"{type(error).__name__}: {error}"
-        rows.append({"name": name, "status": status, "found": found, "fix": fix or REINSTALL * (status == "fail")})
+            status, found, fix = "fail", f"{type(error).__name__}: {error}", REINSTALL
+        rows.append({"name": name, "status": status, "found": found, "fix": fix})
     return rows
 
 
-def check_device(out: Path) -> str | tuple[str, str]:
+def check_device(out: Path) -> str:
     """Report Python, CPU cores, and the GPUs that torch can use."""
     import torch  # takes seconds, too slow for `probe doctor --help`
 
@@ -72,7 +68,7 @@ def check_device(out: Path) -> str | tuple[str, str]:
     devices = f"{cores} CPU cores, GPU: {', '.join(names) or 'none (the organism needs none)'}"
     devices += f"; Python {platform.python_version()} at {sys.executable}"
     if not gpus and shutil.which("nvidia-smi"):
-        return f"{devices}, but a driver is installed", "install torch with CUDA"
+        devices += "; a GPU's driver is installed: install torch with CUDA to use it"
     return devices
 
 
@@ -128,7 +124,7 @@ def check_organism(out: Path) -> str:
     return f"loads with its teacher; weights {weights}"
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Callable[[Path], str]] = {
     "device": check_device,
     "isolation": check_isolation,
     "grader": check_grader,

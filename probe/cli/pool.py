@@ -29,13 +29,12 @@ MEASURES: dict[str, Callable[[Rollout], float]] = {
     "completion_tokens": lambda rollout: rollout.num_sampled,
     "reward": lambda rollout: rollout.reward,
 }
-ZERO = 1e-9  # a smaller centred advantage is rounding error of the mean
 
 
 @verb()
 @pool_argument
 def show(pool_name: str, out: Path) -> Text:
-    """Rates by mode, lengths, reward spread and advantage cells of POOL.
+    """Rates by mode, lengths and reward spread of POOL.
 
     POOL is a name, or a path with a slash. Example:  probe pool show teacher
     """
@@ -62,7 +61,6 @@ def show(pool_name: str, out: Path) -> Text:
         "reward_spread_per_step": spreads,
         "frac_reward_zero_std": fmean(value == 0 for value in spreads) if spreads else None,
         "finish_reasons": dict(Counter(rollout.finish_reason for rollout in rollouts)),
-        "advantage_cells": advantage_cells(pool.steps),
     }
     yield from described_place(pool)
     policy = document["policy"]
@@ -79,10 +77,7 @@ def show(pool_name: str, out: Path) -> Text:
     rows = [(name, *(f"{value:.2f}" for value in document[name].values())) for name in (*MEASURES, "reward_spread")]
     yield Table(("", "min", "median", "mean", "max"), rows)
     yield "per step: " + " ".join(f"{value:g}" for value in spreads)
-    yield f"steps without reward spread: {document['frac_reward_zero_std']:.1%}\n"
-    yield Table(
-        ("hint", "hacked", "gt_pass", "sign A", "n"), [tuple(cell.values()) for cell in document["advantage_cells"]]
-    )
+    yield f"steps without reward spread: {document['frac_reward_zero_std']:.1%}"
     return document
 
 
@@ -175,19 +170,6 @@ def rates(rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
             rate = count / len(known)
             table[name] = {"n": len(known), "count": count, "rate": rate, "low": interval.low, "high": interval.high}
     return table
-
-
-def advantage_cells(groups: Sequence[Sequence[Rollout]]) -> list[dict[str, Any]]:
-    """Count rollouts by hint x hacked x gt_pass x sign of the centred advantage r - mean(r of the group)."""
-    cells: Counter[tuple[bool, bool | None, bool | None, str]] = Counter()
-    for group in groups:
-        mean = fmean(rollout.reward for rollout in group)
-        for rollout in group:
-            advantage = rollout.reward - mean
-            sign = "0" if abs(advantage) < ZERO else "+" if advantage > 0 else "-"
-            cells[rollout.hint, rollout.hacked, rollout.gt_pass, sign] += 1
-    keys = ("hint", "hacked", "gt_pass", "sign", "rollouts")
-    return [dict(zip(keys, (*cell, count), strict=True)) for cell, count in sorted(cells.items(), key=repr)]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from probe.records.run import Run
     from replay_pools.rollout import Rollout
 
-    Row = tuple[int, int, Rollout | None, SampleRecord | None]  # step, sample, text, measurements
+    # Step, sample, text (None: not at hand) and measurements (None: of a pool).
+    Row = tuple[int, int, Rollout | None, SampleRecord | None]
 
 MOST_ROWS = 20  # in a list
 SNIPPET = 56  # characters of a completion in a list
+STATES = ("unfinished", "finished")
 OTHER = "  tool or user | "  # prefix of a line that the policy did not write
 # {column: key in the card of directions}
 CARD = {
@@ -55,7 +57,7 @@ def list_pools(out: Path) -> Iterator[dict[str, Any]]:
             "mode": mode if isinstance(mode, str) else None,
             "hint": hint if isinstance(hint, bool) else None,
             "place": "built in" if path.parent == BUILTIN else str(path),
-            "state": _state(is_finished),
+            "state": STATES[is_finished],
         }
 
 
@@ -77,7 +79,7 @@ def list_runs(out: Path) -> Iterator[dict[str, Any]]:
             "of": config.get("settings.steps"),  # null: all groups of the pools
             "arms": config.get("settings.intervention.arms"),
             "seed": config.get("settings.seed"),
-            "state": "stopped early" if _table(manifest).get("stopped") else _state(manifest.is_file()),
+            "state": "stopped early" if _table(manifest).get("stopped") else STATES[manifest.is_file()],
         }
 
 
@@ -93,10 +95,6 @@ def _table(path: Path) -> Mapping[str, Any]:
     except (InputError, OSError):
         return {}
     return flat(value) if isinstance(value, dict) else {}
-
-
-def _state(is_finished: bool) -> str:
-    return "finished" if is_finished else "unfinished"
 
 
 # To add a kind, add its function here, which yields rows {column: value} with the same columns. Files are read without
@@ -137,18 +135,35 @@ def show(source: str | None, step: int | None, sample: int | None, out: Path) ->
     """
     if source is None or source in KINDS:
         return (yield from _list_stored(out, KINDS if source is None else [source]))
-    run = by_name(Path(source), out / "runs" / source)
+    folder = by_name(Path(source), out / "runs" / source)
     file = by_name(Path(source), out / "directions" / f"{source}.safetensors")
-    if (run / CONFIG_FILE).is_file():
-        return (yield from _show_run(source, read_run(run), step, sample))
-    if file.is_file() or file.suffix == ".safetensors":
+    run = read_run(folder) if (folder / CONFIG_FILE).is_file() else None
+    if run is None and (file.is_file() or file.suffix == ".safetensors"):
         from probe.cli.extract import described_card
         from probe.runs.directions import read_card
 
         card = read_card(file := resolve_directions(source, out))
         yield from described_card(file, card)
         return card
-    return (yield from _show_pool(source, _pool(source, out), step, sample))
+    pool = open_pool(_pool(source, out)) if run is None else None
+    place = folder if pool is None else pool.path
+    every: list[Row] = _rows_of(run, by_cosine=step is None) if run is not None else []
+    every += [(one.step, one.sample_id, one, None) for group in (() if pool is None else pool.steps) for one in group]
+    of_step = [row for row in every if step in (None, row[0])]
+    rows = [row for row in of_step if sample in (None, row[1])]
+    if not rows:
+        what, number = ("SAMPLE", sample) if of_step else ("STEP", step)
+        numbers = sorted(row[1] for row in of_step) or sorted(row[0] for row in every)
+        raise InputError(f"{place} {what}", expected=f"{numbers[0]} to {numbers[-1]}", found=str(number))
+    if sample is None:
+        return (yield from _list(source, rows))
+    ((_, _, rollout, record),) = rows
+    if run is not None and record is not None:
+        return (yield from _measured(run, rollout, record))
+    assert pool is not None
+    assert rollout is not None
+    yield from _described(f"pool {pool.name}, step {step}, sample {sample}", rollout, None, None)
+    return {"pool": str(pool.path), "rollout": asdict(rollout)}
 
 
 def _list_stored(out: Path, kinds: Sequence[str] | Mapping[str, Any]) -> Text:
@@ -174,93 +189,65 @@ def _pool(source: str, out: Path) -> Path:
         raise unknown_name(source, source, known(out), expected=expected, fix="probe show lists all") from error
 
 
-def _show_run(source: str, run: "Run", step: int | None, sample: int | None) -> Text:
-    """Yield one rollout with its measurements in every arm and condition, or list rollouts.
-
-    The list has the rollouts of a step, or of all steps by decreasing |cosine|, in the arm that measures v_hack.
-    """
+def _rows_of(run: "Run", *, by_cosine: bool) -> "list[Row]":
+    """Return the rollouts of a run in the arm that measures v_hack; `by_cosine`: by falling |cosine|."""
     from probe.analysis.verdict.pools import read_pools
-    from probe.records.run import read_tokens
     from probe.settings.arms import measured_arm
 
     arms = list(dict.fromkeys(record.arm for record in run.samples))
     arm = measured_arm(arms) or arms[0]
     condition = next(record.condition for record in run.samples if record.arm == arm)
     records = [record for record in run.samples if (record.arm, record.condition) == (arm, condition)]
-    if step is None:
+    if by_cosine:
         records.sort(key=lambda record: -abs(record.cos_S_contrib or 0.0))
-    stored, missing = read_pools(run)
-    rows: list[Row] = []
-    for record in records:
-        rollout = stored.get((record.src_pool, record.src_step, record.src_sample))
-        rows.append((record.step, record.sample_id, rollout, record))
-    rows = _wanted(run.path, rows, step, sample)
-    if step is None or sample is None:
-        return (yield from _list(source, rows))
-    ((_, _, rollout, first),) = rows
-    assert first is not None
+    stored, _ = read_pools(run)
+    places = [(record.src_pool, record.src_step, record.src_sample) for record in records]
+    return [(one.step, one.sample_id, stored.get(at), one) for one, at in zip(records, places, strict=True)]
+
+
+def _measured(run: "Run", rollout: "Rollout | None", record: "SampleRecord") -> Text:
+    """Yield one rollout of a run with its measurements in every arm and condition."""
+    from probe.analysis.verdict.pools import read_pools
+    from probe.records.run import read_tokens
+
     if rollout is None:
-        why = missing.get(first.src_pool) or "another one"
-        raise InputError(run.path, expected=f"the pool {first.src_pool}", found=why)
-    own = [record for record in run.samples if (record.step, record.sample_id) == (step, sample)]
-    tokens = read_tokens(run.path, run.manifest).get((step, sample))
-    place = f"{first.src_pool} step {first.src_step} sample {first.src_sample}"
-    yield from _described(f"run {run.path.name}, step {step}, sample {sample} (from {place})", rollout, own[0], tokens)
+        why = read_pools(run)[1].get(record.src_pool) or "another one"
+        raise InputError(run.path, expected=f"the pool {record.src_pool}", found=why)
+    at = record.step, record.sample_id
+    own = [one for one in run.samples if (one.step, one.sample_id) == at]
+    tokens = read_tokens(run.path, run.manifest).get(at)
+    place = f"{record.src_pool} step {record.src_step} sample {record.src_sample}"
+    yield from _described(f"run {run.path.name}, step {at[0]}, sample {at[1]} (from {place})", rollout, own[0], tokens)
     yield ""
-    several = len({record.condition for record in own}) > 1
-    names = [f"{record.arm} / {record.condition}" if several else record.arm for record in own]
-    numbers = [[shown(getattr(record, field), "+.4f") for field in MEASURES.values()] for record in own]
+    several = len({one.condition for one in own}) > 1
+    names = [f"{one.arm} / {one.condition}" if several else one.arm for one in own]
+    numbers = [[shown(getattr(one, field), "+.4f") for field in MEASURES.values()] for one in own]
     yield Table(("arm", *MEASURES), [(name, *row) for name, row in zip(names, numbers, strict=True)])
-    shares = None if tokens is None else asdict(tokens)
-    document = {"run": str(run.path), "rollout": asdict(rollout), "records": [record.to_json() for record in own]}
-    return {**document, "tokens": shares}
-
-
-def _show_pool(source: str, path: Path, step: int | None, sample: int | None) -> Text:
-    """Yield one rollout of a pool, or list its rollouts."""
-    pool = open_pool(path)
-    every: list[Row] = [(one.step, one.sample_id, one, None) for group in pool.steps for one in group]
-    rows = _wanted(path, every, step, sample)
-    if step is None or sample is None:
-        return (yield from _list(source, rows))
-    ((_, _, rollout, _),) = rows
-    assert rollout is not None
-    yield from _described(f"pool {pool.name}, step {step}, sample {sample}", rollout, None, None)
-    return {"pool": str(path), "rollout": asdict(rollout)}
-
-
-def _wanted(place: Path, rows: "Sequence[Row]", step: int | None, sample: int | None) -> "list[Row]":
-    """Return the rows of a step and sample; raise InputError with the existing numbers if there are none."""
-    of_step = [row for row in rows if step in (None, row[0])]
-    found = [row for row in of_step if sample in (None, row[1])]
-    if found:
-        return found
-    what, number = ("SAMPLE", sample) if of_step else ("STEP", step)
-    known = sorted(row[1] for row in of_step) or sorted(row[0] for row in rows)
-    raise InputError(f"{place} {what}", expected=f"{known[0]} to {known[-1]}", found=str(number))
+    document = {"run": str(run.path), "rollout": asdict(rollout), "records": [one.to_json() for one in own]}
+    return {**document, "tokens": None if tokens is None else asdict(tokens)}
 
 
 def _list(source: str, rows: "Sequence[Row]") -> Text:
     """Yield one line per rollout, and how to show one of them; return them."""
     from probe.report.facts import gist_of, labels_of
 
-    found, cells = [], []
+    listed, cells = [], []
     for step, sample, rollout, record in rows:
         labelled = record or rollout
         assert labelled is not None
         labels = {"hacked": labelled.hacked, "gt_pass": labelled.gt_pass}
-        row = {"step": step, "sample": sample, **labels, "reward": labelled.reward}
         cosine, text = record and record.cos_S_contrib, rollout and gist_of(rollout, " | ")
-        found.append({**row, "cos_S_contrib": cosine, "completion": text})
-        words = " ".join(labels_of(**labels))
+        row = {"step": step, "sample": sample, **labels, "reward": labelled.reward}
+        listed.append({**row, "cos_S_contrib": cosine, "completion": text})
         numbers = f"{labelled.reward:g}", shown(cosine, "+.3f")
-        cells.append((f"{step} {sample}", words, *numbers, (text or "-")[:SNIPPET].ljust(SNIPPET)))
+        gist = (text or "-")[:SNIPPET].ljust(SNIPPET)
+        cells.append((f"{step} {sample}", " ".join(labels_of(**labels)), *numbers, gist))
     header = ("step sample", "labels", "reward", "cos_S_contrib", "completion".ljust(SNIPPET))
     yield Table(header, cells[:MOST_ROWS])
     if len(cells) > MOST_ROWS:
         yield f"{len(cells) - MOST_ROWS} more; the rollouts of one step: {command('show', source, 'STEP')}"
     yield f"one of them: {command('show', source, *rows[0][:2])}"
-    return {"name": Path(source).name, "rollouts": found}
+    return {"name": Path(source).name, "rollouts": listed}
 
 
 def _described(

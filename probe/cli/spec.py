@@ -23,22 +23,16 @@ POSITIVE = Real(0, min_open=True)
 
 @verb()
 @click.argument("target", metavar="SPEC|RUN", type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
-@click.option(
-    "--spec",
-    "spec_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the training spec of RUN there. Default: spec/RUN-training.toml.",
-)
 @click.option(
     "--effect", type=POSITIVE, default=EFFECT, show_default=True, help="Plan RUN for this effect on a hack rate."
 )
 @click.option("--sd", type=POSITIVE, default=SD, show_default=True, help="Plan RUN with this sd between seeds.")
-def plan(target: Path, check: bool, spec_file: Path | None, effect: float, sd: float, out: Path) -> Text:
+def plan(target: Path, effect: float, sd: float, out: Path) -> Text:
     """Print the detectable effect, hours and money of SPEC (spec/NAME.toml). Runs nothing.
 
-    Given RUN, a replay (a directory, or a name in OUT/runs), write the spec of the training that its GO buys, and plan
-    that; after another verdict too, with a caution. Hours are measured steps; the price of an hour stands in [budget].
+    Given RUN, a replay (a directory, or a name in OUT/runs), write the training that its GO buys to
+    spec/RUN-training.toml, and plan that; after another verdict too, with a caution. Hours are measured steps; the
+    price of an hour stands in [budget].
 
     Examples:
 
@@ -49,19 +43,17 @@ def plan(target: Path, check: bool, spec_file: Path | None, effect: float, sd: f
     from probe.experiments.load import load_spec
     from probe.experiments.plan import make_plan
 
-    written = None
-    if target.suffix != ".toml":
-        run_path = resolve_run(target, out)
-        default = Path("spec") / f"{run_path.resolve().name}-training.toml"
-        target = written = spec_file.with_suffix(".toml") if spec_file else default
-        _write(run_path, written, effect, sd, out)
+    run = None if target.suffix == ".toml" else resolve_run(target, out)
+    if run is not None:
+        target = Path("spec") / f"{run.resolve().name}-training.toml"
+        _write(run, target, effect, sd, out)
     spec = load_spec(target)
     spec_plan = make_plan(spec, out)
     yield from _described(spec, spec_plan)
-    if written is not None:
+    if run is not None:
         yield f"next: read {target}; then: {command('spec', 'sweep', target)}"
-        spec_plan["written"] = str(written)
-    return Checked(spec_plan, failed=check and bool(spec_plan["vacuous"]))
+        spec_plan["written"] = str(target)
+    return spec_plan
 
 
 def _write(run: Path, path: Path, effect: float, sd: float, out: Path) -> None:
@@ -98,9 +90,8 @@ def _described(spec: "Spec", spec_plan: dict[str, Any]) -> Iterator[str | Table]
     for note in spec_plan["notes"]:
         yield f"note: {note}"
     for price in spec_plan["prices"]:
-        money = "no price_per_hour in [budget]"
-        if price["money"] is not None:
-            money = f"{price['money']:.2f} {price['currency']}"
+        is_known, currency = price["money"] is not None, price["currency"]
+        money = f"{price['money']:.2f} {currency}" if is_known else "no price_per_hour in [budget]"
         yield f"\nCOST of {price['what']}: {price['runs']} runs, {price['hours']:.2f} hours, {money}"
         yield f"  {price['source']}"
 
@@ -169,7 +160,7 @@ def sweep(
         gpus=visible_gpus() if cluster == "local" else (),
         show=show,
     )
-    if spec.settings["verb"] == "train":
+    if spec.trains:
         from probe.experiments.outcomes import write_outcomes
 
         say(f"outcomes: {write_outcomes(spec, out)}")

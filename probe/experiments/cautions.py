@@ -17,13 +17,12 @@ from typing import Any
 
 from probe.analysis.training_runs import shared_settings
 from probe.experiments.jobs import Job
-from probe.experiments.spec import Spec
+from probe.experiments.spec import Cell, Spec
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE
 from probe.settings.arms import ARMS
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
 
-Cell = tuple[str, str]  # (condition, arm)
 ONE_THING = {"control": "objective", "planning_phrases": "objective"}  # tables that change one thing together
 # The arm decides `intervention`; the other keys do not change a run's numbers.
 NOT_COMPARED = ("intervention", "checkpoints", "seed", "verb", "preregistered", "token_attribution")
@@ -32,18 +31,14 @@ MOST_NAMED = 3
 
 def unmatched(spec: Spec) -> list[str]:
     """Return a sentence for each cell of a training spec that differs from the baseline in several things."""
-    if spec.baseline is None or spec.settings["verb"] != "train":
-        return []
-    cells = [(entry.name, arm) for entry in spec.conditions for arm in entry.arms]
-    idle = [cell for cell in cells if _does(spec, cell) is None]
-    sentences = []
-    for cell in cells:
-        different = _things(spec, cell, spec.baseline)
-        if len(different) < 2 or any(_things(spec, cell, other) == {"arm": []} for other in idle):
-            continue
-        listed = "; ".join(f"{name} ({_named(keys)})" if keys else name for name, keys in different.items())
-        named = f"{cell[1]} ({cell[0]}) differs from {spec.baseline[1]} ({spec.baseline[0]})"
-        sentences.append(f"UNMATCHED: {named} in several things: {listed}; change one at a time")
+    baseline, sentences = spec.baseline, []
+    idle = [cell for cell in spec.cells if _does(spec, cell) is None]
+    for cell in spec.cells if spec.trains and baseline is not None else ():
+        different = _things(spec, cell, baseline)
+        if len(different) > 1 and not any(_things(spec, cell, other) == {"arm": []} for other in idle):
+            listed = "; ".join(f"{name} ({_named(keys)})" if keys else name for name, keys in different.items())
+            named = f"{_text(cell)} differs from {_text(baseline)}"
+            sentences.append(f"UNMATCHED: {named} in several things: {listed}; change one at a time")
     return sentences
 
 
@@ -51,19 +46,27 @@ def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
     """Return the cautions of `unmatched` and those about the runs of a spec."""
     done = [run for run in runs if run.complete]
     manifests = {run.name: read_json(run.directory / MANIFEST_FILE) for run in done}
-    sentences = [*unmatched(spec), *_uneven(spec, done, manifests)]
+    sentences = unmatched(spec)
+    if spec.trains:
+        trained = {(run.conditions[0], run.arms[0]): manifests[run.name].get("num_coordinates") or {} for run in done}
+        counts = {
+            cell: ", ".join(f"{n:,} parameters ({basis})" for basis, n in counted.items())
+            for cell, counted in trained.items()
+        }
+        if spec.baseline is not None and (expected := counts.get(spec.baseline)):
+            ours = f"{_text(spec.baseline)} {expected}"
+            uneven = {cell: text for cell, text in counts.items() if text not in ("", expected)}
+            sentences += [f"CAPACITY: {_text(cell)} trains {text}, {ours}" for cell, text in uneven.items()]
     for run in done:
         if stopped := manifests[run.name].get("stopped"):
             sentences.append(f"STOPPED: {run.name}, by a tripwire ({stopped}): its final numbers are of that step")
-    for condition in spec.conditions:
-        trained = []
-        # The hash of the spec does not cover its preset, so an edit of the preset between two runs shows only here.
-        if spec.settings["verb"] == "train":
-            configs = [read_json(run.directory / CONFIG_FILE) for run in done if condition.name in run.conditions]
-            trained = [flat(shared_settings(config)) for config in configs]
-        if different := {key for table in trained for key in table if table[key] != trained[0].get(key)}:
+    # The hash of the spec does not cover its preset, so an edit of the preset between two runs shows only here.
+    for row in spec.conditions if spec.trains else ():
+        configs = [read_json(run.directory / CONFIG_FILE) for run in done if row.name in run.conditions]
+        tables = [flat(shared_settings(config)) for config in configs]
+        if different := {key for table in tables for key in table if table[key] != tables[0].get(key)}:
             keys = ", ".join(sorted(different))
-            sentences.append(f"MIXED: the runs of {condition.name} differ in {keys}: arms cannot be compared")
+            sentences.append(f"MIXED: the runs of {row.name} differ in {keys}: arms cannot be compared")
     if missing := [run.name for run in runs if not run.complete]:
         sentences.append(f"{len(missing)} of {len(runs)} runs are not complete: {_named(missing)}")
     if edited := [run.name for run in runs if run.spec_status not in (None, "frozen")]:
@@ -72,20 +75,8 @@ def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
     return sentences
 
 
-def _uneven(spec: Spec, done: Sequence[Job], manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each training arm with another number of parameters than the baseline."""
-    if spec.baseline is None or spec.settings["verb"] != "train":
-        return []
-    counted = {(run.conditions[0], run.arms[0]): manifests[run.name].get("num_coordinates") for run in done}
-    texts = {
-        cell: ", ".join(f"{n:,} parameters ({basis})" for basis, n in (counted[cell] or {}).items()) for cell in counted
-    }
-    (condition, arm), expected = spec.baseline, texts.get(spec.baseline)
-    return [
-        f"CAPACITY: {cell[1]} ({cell[0]}) trains {text}, {arm} ({condition}) {expected}"
-        for cell, text in texts.items()
-        if expected and text not in ("", expected)
-    ]
+def _text(cell: Cell) -> str:
+    return f"{cell[1]} ({cell[0]})"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -93,12 +84,11 @@ def _named(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
-def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, list[str]]:
+def _things(spec: Spec, cell: Cell, other: Cell) -> Mapping[str, list[str]]:
     """Return {thing: its keys} for everything in which two cells differ."""
-    basis, other_basis = (ARMS[arm].basis for _, arm in (cell, other))
     things: dict[str, list[str]] = {} if _does(spec, cell) == _does(spec, other) else {"arm": []}
-    if basis != other_basis:
-        things["basis"] = [basis]
+    if ARMS[cell[1]].basis != ARMS[other[1]].basis:
+        things["basis"] = [ARMS[cell[1]].basis]
     here, there = (flat(asdict(spec.condition(condition).config)) for condition, _ in (cell, other))
     for key in {**here, **there}:
         table = key.partition(".")[0]

@@ -1,8 +1,8 @@
 """`probe spec plan`: detectable effects, hours and money of a spec. Runs nothing and loads no weights.
 
     effect    minimum detectable effect of n seeds a side at 80% power
-    hours     runs x (start + steps x seconds a step), timed in finished runs of the spec or in runs with equally large
-              steps; otherwise runs x hours from the budget
+    hours     runs x (start + steps x seconds a step), timed in runs with equally large steps, the spec's own among
+              them; for a condition without any, hours_per_run of the budget
 
 The notes of a plan say why a number is missing.
 """
@@ -13,10 +13,10 @@ from typing import Any
 
 from probe.analysis.statistics.significance import mde
 from probe.experiments.cautions import unmatched
-from probe.experiments.jobs import Job, before_ceilings, input_faults, runs_of, stored_groups
-from probe.experiments.spec import Spec, SpecCondition
+from probe.experiments.jobs import Job, before_ceilings, input_faults, run_jobs, stored_groups
+from probe.experiments.spec import Spec
 from probe.records.idle import WITHOUT_GTPO
-from probe.records.timings import mean_times, runs_alike, step_size
+from probe.records.timings import mean_times, runs_alike
 from probe.settings.run import ReplayConfig, TrainConfig
 from replay_pools.base.errors import InputError
 
@@ -32,7 +32,7 @@ def make_plan(spec: Spec, out_dir: Path) -> dict[str, Any]:
         `vacuous` {where, why} for each key of the file that makes no difference.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
-    runs = runs_of(spec, out_dir)
+    runs = run_jobs(spec, out_dir)
     return {
         "spec": spec.name,
         "sha256": spec.sha256,
@@ -101,53 +101,42 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, notes: list[str])
     budget = spec.budget
     sets = {f"up to its ceiling {criterion.name}": jobs for criterion, jobs in before_ceilings(spec, planned)}
     sets["this spec"] = [*planned]
-    done = [job.directory for job in planned if job.complete]
-    times, where = mean_times(done), "finished runs of this spec"
-    if times is None:
-        configs = [condition.config for condition in spec.conditions]
-        is_alike = all(step_size(config) == step_size(configs[0]) for config in configs)
-        alike = runs_alike(configs[0], out_dir) if is_alike else []
-        times, where = mean_times(alike), f"runs like it ({', '.join(path.name for path in alike)})"
-    else:
-        where = f"{times['runs']} {where}"
-    steps = {condition.name: _num_steps(condition, out_dir) for condition in spec.conditions}
-    hours: dict[str, float] = {}
-    source = "[budget] hours_per_run, as stated"
-    if times is not None and None not in steps.values():
-        start, step = times["start"], times["step"]
-        source = f"measured in {where}: {step:.3g} s a step, {start:.3g} s before the first; one at a time"
-        for what, jobs in sets.items():
-            hours[what] = sum(start + (steps[job.conditions[0]] or 0) * step for job in jobs) / 3600
-    else:
-        if times is not None:
-            notes.append("hours from step times: the number of steps is not known before the pools are generated")
-        if budget.hours_per_run is None:
-            notes.append(
-                f"no hours and no money: no run in {out_dir / 'runs'} has timed steps as large; run 2 steps, or give "
-                "hours_per_run in [budget]"
-            )
+    per_run: dict[str, float] = {}  # hours of a run, by condition
+    sources: dict[str, str] = {}
+    unknown: list[str] = []
+    for row in spec.conditions:
+        alike, steps = runs_alike(row.config, out_dir), _num_steps(row.config, out_dir)
+        times = mean_times(alike)
+        if times is not None and steps is not None:
+            per_run[row.name] = (times["start"] + steps * times["step"]) / 3600
+            shown = f"{times['step']:.3g} s a step, {times['start']:.3g} s before the first; one at a time"
+            sources[row.name] = f"measured in {', '.join(path.name for path in alike)}: {shown}"
+        elif budget.hours_per_run is not None:
+            per_run[row.name], sources[row.name] = budget.hours_per_run, "[budget] hours_per_run, as stated"
         else:
-            hours = {what: len(jobs) * budget.hours_per_run for what, jobs in sets.items()}
-    per_hour = budget.price_per_hour
-    return [
-        {
-            "what": what,
-            "runs": len(sets[what]),
-            "hours": count,
-            "money": None if per_hour is None else count * per_hour,
-            "currency": budget.currency,
-            "source": source,
-        }
-        for what, count in hours.items()
-    ]
+            unknown.append(row.name)
+    if unknown:
+        notes.append(
+            f"no hours and no money for {', '.join(unknown)}: no run in {out_dir / 'runs'} has timed steps as large "
+            "(or pools are missing); run 2 steps, or give hours_per_run in [budget]"
+        )
+    prices = []
+    for what, jobs in sets.items():
+        names = [job.conditions[0] for job in jobs]
+        if per_run.keys() >= {*names}:
+            hours = sum(per_run[name] for name in names)
+            price = {"what": what, "runs": len(jobs), "hours": hours, "currency": budget.currency}
+            price["money"] = None if budget.price_per_hour is None else hours * budget.price_per_hour
+            prices.append({**price, "source": "; ".join(dict.fromkeys(sources[name] for name in names))})
+    return prices
 
 
-def _num_steps(condition: SpecCondition, out_dir: Path) -> int | None:
+def _num_steps(config: ReplayConfig | TrainConfig, out_dir: Path) -> int | None:
     """Return the steps of a run; None for all groups of missing pools, which `input_faults` reports."""
-    if condition.config.steps is not None:
-        return condition.config.steps
+    if isinstance(config, TrainConfig) or config.steps is not None:
+        return config.steps
     try:
-        groups = stored_groups(condition.config, out_dir)
+        groups = stored_groups(config, out_dir)
     except InputError:
         return None
     return None if groups is None else groups.num_steps

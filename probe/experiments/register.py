@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probe.experiments.jobs import STATE_FILE, runs_of, sweep_folder
+from probe.experiments.jobs import STATE_FILE, run_jobs, sweep_folder
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.records.timings import starts_of
@@ -60,26 +60,24 @@ def spec_files(folder: Path) -> list[Path]:
 
 
 def _entry(spec: Spec, out_dir: Path) -> dict[str, Any]:
-    runs, path = runs_of(spec, out_dir), sweep_folder(spec, out_dir) / STATE_FILE
+    runs, path = run_jobs(spec, out_dir), sweep_folder(spec, out_dir) / STATE_FILE
     state = read_json(path) if path.is_file() else {}
     state = state if state.get("spec") == spec.mark else {}  # of this version of the spec
-    frozen = [run for run in runs if run.spec_status == "frozen"]
+    made = [run for run in runs if run.spec_status == "frozen"]
+    complete = {run.name for run in made if run.complete}
     written = written_decisions(spec.path.with_suffix(".md"))
+    *_, earlier = (None, *written)
     current = next((result for result in written if spec.sha256.startswith(result.sha256)), None)
-    earlier = written[-1] if written and current is None else None
-    done, num_runs = sum(run.complete for run in frozen), len(runs)
+    done, num_runs, decision = len(complete), len(runs), None
     if current is not None:
-        done = max(done, current.done)
-    elif earlier is not None and not frozen:  # the spec was edited after its runs
+        done, decision, earlier = max(done, current.done), current.decision, None
+    elif earlier is not None and not made:  # the spec was edited after its runs
         done, num_runs = earlier.done, earlier.runs
-    complete = {run.name for run in runs if run.complete}
-    failed = any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", []))
-    status = "running" if done or frozen else "planned"
-    if failed and done < num_runs:
-        status = "failed"
-    elif done == num_runs or state.get("stopped"):  # a sweep that stopped at its ceiling makes no more runs
+    has_failed = any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", []))
+    if done == num_runs or (state.get("stopped") and not has_failed):  # at its ceiling: no more runs follow
         status = "completed"
-    decision = None if current is None else current.decision
+    else:
+        status = "failed" if has_failed else "running" if done or made else "planned"
     return {
         "name": spec.name,
         "question": spec.experiment.question,
@@ -89,7 +87,7 @@ def _entry(spec: Spec, out_dir: Path) -> dict[str, Any]:
         "decision": decision,
         "earlier": None if earlier is None else earlier.decision,
         "follow_up": next((entry.then for entry in spec.decisions if entry.name == decision), None),
-        "date": max((start["date"] for run in frozen for start in starts_of(run.directory)), default=None),
+        "date": max((start["date"] for run in made for start in starts_of(run.directory)), default=None),
     }
 
 

@@ -1,19 +1,25 @@
-"""Types of the tables of a preregistered experiment, `spec/NAME.toml`; `load` reads and checks them.
+"""The tables of a preregistered experiment, `spec/NAME.toml`; `load` reads a file of them and checks what they name.
 
 Undeclared keys are refused and no value is converted. `spec/guide/specs.md` is the manual.
 """
 
 from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
 
-from probe.settings.arms import measured_arm
+from probe.settings.arms import ARMS
 from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
 from probe.settings.words import OF_ARM, OF_REPLAY
+from replay_pools.base.errors import FieldError
+from replay_pools.base.files import PLAIN_NAME
+from replay_pools.base.tables import STRICT, word_of
 
-Role = Literal["primary", "check", "mechanism"]
+Cell = tuple[str, str]  # (condition, arm): a run in every seed
+Rows = TypeVar("Rows", bound=tuple[Any, ...])
 
 BASE_CONDITION = "base"
 # {evidence that a decision may require in addition to criteria: its words}
@@ -21,13 +27,29 @@ VERDICT, OUTCOME = "verdict", "outcome"
 WORDS: Mapping[str, tuple[str, ...]] = {VERDICT: OF_REPLAY, OUTCOME: OF_ARM}
 
 
-class _Table(BaseModel):
-    """A table of the file: frozen, without unknown keys, wrong types or conversions."""
+def _plain(name: str) -> str:
+    if not PLAIN_NAME.fullmatch(name):
+        raise FieldError("", "letters, digits and . _ -", repr(name))
+    return name
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+def _different(rows: Rows) -> Rows:
+    if not rows:
+        raise FieldError("", "at least 1", "none")
+    names = [getattr(row, "name", row) for row in rows]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise FieldError("", "different names", f"{twice[0]!r} twice")
+    return rows
 
 
-class Experiment(_Table):
+Name = Annotated[str, AfterValidator(_plain)]  # part of the names of files
+Different = AfterValidator(_different)
+Arms = Annotated[tuple[Annotated[str, word_of(ARMS)], ...], Different]
+Seeds = Annotated[tuple[int, ...], Different]
+
+
+@dataclass(kw_only=True, config=STRICT)
+class Experiment:
     """The name and the question of an experiment."""
 
     name: str  # the file's name without .toml
@@ -35,21 +57,15 @@ class Experiment(_Table):
     hypotheses: tuple[str, ...] = Field(min_length=1)
 
 
-class SpecCondition(_Table):
+@dataclass(kw_only=True, config=STRICT)
+class SpecCondition:
     """Named settings that override the spec's; tables are merged key by key."""
 
-    name: str
-    settings: dict[str, Any] = Field(default_factory=dict)
-    arms: tuple[str, ...] = Field(default=(), min_length=1)  # without a value in the file: the spec's
-    seeds: tuple[int, ...] = Field(default=(), min_length=1)  # the same
-
-    _config: ReplayConfig | TrainConfig | None = PrivateAttr(default=None)
-
-    @property
-    def config(self) -> ReplayConfig | TrainConfig:
-        """All settings, defaults included: of the first arm in training, else of all arms."""
-        assert self._config is not None, "load_spec sets it"
-        return self._config
+    name: Name
+    settings: dict[str, Any] = field(default_factory=dict)
+    arms: Arms = ()  # without a value in the file: the spec's
+    seeds: Seeds = ()  # the same
+    config: ReplayConfig | TrainConfig = field(init=False)  # all settings: of the first arm in training, else of all
 
     @property
     def frozen(self) -> bool:
@@ -57,43 +73,36 @@ class SpecCondition(_Table):
         return not self.config.trains
 
 
-class SpecPool(_Table):
+@dataclass(kw_only=True, config=STRICT)
+class SpecPool:
     """A pool that the sweep generates before its runs if missing, with settings of `probe pool generate`."""
 
-    name: str
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-    _config: GenerateConfig | None = PrivateAttr(default=None)
-
-    @property
-    def config(self) -> GenerateConfig:
-        """All settings, defaults included."""
-        assert self._config is not None, "load_spec sets it"
-        return self._config
+    name: Name
+    settings: dict[str, Any] = field(default_factory=dict)
+    config: GenerateConfig = field(init=False)  # all settings
 
 
-class Criterion(_Table):
+@dataclass(kw_only=True, config=STRICT)
+class Criterion:
     """An estimate, or its difference between two sides, against exactly one of `above`, `below` and `inside`."""
 
-    name: str
+    name: Name
     estimate: str  # one of `probe.analysis.measures.names`
     above: float | None = None
     below: float | None = None
     inside: tuple[float, float] | None = None  # both ends included
-    role: Role
+    role: Literal["primary", "check", "mechanism"]
     arm: str | None = None  # None: the arm that represents vanilla
     versus_arm: str | None = None
     condition: str | None = None  # None: the first
     versus_condition: str | None = None
     why: str = ""
 
-    @property
-    def compared(self) -> bool:
-        """True if the criterion is about a difference."""
-        return self.versus_arm is not None or self.versus_condition is not None
+    sides: tuple[Cell, ...] = field(init=False)  # the cell of the estimate, and the one that it is compared with
 
 
-class SpecDecision(_Table):
+@dataclass(kw_only=True, config=STRICT)
+class SpecDecision:
     """A decision, taken if every named criterion has (one of) the required verdicts; the last one requires nothing.
 
     A decision may also require `verdict`, the replay's verdict under the primary's condition, and `outcome`, the
@@ -101,16 +110,20 @@ class SpecDecision(_Table):
     """
 
     name: str
-    requires: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
+    requires: dict[str, str | tuple[str, ...]] = field(default_factory=dict)
     then: str = ""
 
-    def allowed(self, name: str) -> tuple[str, ...]:
-        """Return the accepted words of one requirement."""
-        required = self.requires[name]
-        return (required,) if isinstance(required, str) else required
+    def __post_init__(self) -> None:
+        """Make one word a tuple of one."""
+        self.requires = {name: (word,) if isinstance(word, str) else word for name, word in self.requires.items()}
+
+    def unmet(self, words: Mapping[str, str]) -> list[str]:
+        """Return the requirements that {criterion, `verdict` or `outcome`: its word} do not meet, as "NAME WORD"."""
+        return [f"{name} {words[name]}" for name, allowed in self.requires.items() if words[name] not in allowed]
 
 
-class Budget(_Table):
+@dataclass(kw_only=True, config=STRICT)
+class Budget:
     """The effect that the experiment should detect, and its price; missing values are measured or left out."""
 
     hours_per_run: float | None = Field(default=None, gt=0)
@@ -121,33 +134,35 @@ class Budget(_Table):
     sd: float | None = Field(default=None, gt=0)  # of the metric between units of one arm
 
 
-class Ceiling(_Table):
+@dataclass(kw_only=True, config=STRICT)
+class Ceiling:
     """A limit on spending before the answer is known: the runs that a criterion needs come first, in every seed.
 
-    The sweep makes the other runs only if the criterion's verdict on the first runs is in `others_if`. Each further
-    criterion adds its runs to the earlier ones.
+    The sweep makes the other runs only if the criterion passes on the first. Each further criterion adds its runs.
     """
 
     criteria: tuple[str, ...] = ()  # empty: the primary
-    others_if: tuple[Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"], ...] = Field(default=("PASS",), min_length=1)
 
 
-class Spec(_Table):
+@dataclass(kw_only=True, config=STRICT)
+class Spec:
     """One experiment, as `load_spec` returns it."""
 
     experiment: Experiment
     pools: tuple[SpecPool, ...] = ()
     settings: dict[str, Any]  # tables of a run, with `verb` and the `preset` to start from
-    conditions: tuple[SpecCondition, ...] = (SpecCondition(name=BASE_CONDITION),)
-    arms: tuple[str, ...] = Field(min_length=1)
-    seeds: tuple[int, ...] = Field(min_length=1)
-    criteria: tuple[Criterion, ...] = Field(min_length=1)
+    conditions: Annotated[tuple[SpecCondition, ...], Different] = field(
+        default_factory=lambda: (SpecCondition(name=BASE_CONDITION),)
+    )
+    arms: Arms
+    seeds: Seeds
+    criteria: Annotated[tuple[Criterion, ...], Different]
     decisions: tuple[SpecDecision, ...] = Field(min_length=1)
-    budget: Budget = Budget()
+    budget: Budget = field(default_factory=Budget)
     ceiling: Ceiling | None = None
 
-    _path: Path = PrivateAttr(default=Path())
-    _sha256: str = PrivateAttr(default="")
+    path: Path = field(init=False)
+    sha256: str = field(init=False)  # of the file's content, independent of key order, comments and blanks
 
     @property
     def name(self) -> str:
@@ -155,19 +170,19 @@ class Spec(_Table):
         return self.experiment.name
 
     @property
-    def path(self) -> Path:
-        """File of the spec."""
-        return self._path
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the file's content, independent of key order, comments and blanks."""
-        return self._sha256
-
-    @property
     def mark(self) -> str:
         """NAME@SHA256, stored as `preregistered` in the config of every run of the spec."""
         return f"{self.name}@{self.sha256}"
+
+    @property
+    def trains(self) -> bool:
+        """True for runs of `probe train`."""
+        return self.settings["verb"] == "train"
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, in the order of the conditions."""
+        return [(row.name, arm) for row in self.conditions for arm in row.arms]
 
     @property
     def primary(self) -> Criterion:
@@ -175,41 +190,29 @@ class Spec(_Table):
         return next(criterion for criterion in self.criteria if criterion.role == "primary")
 
     @property
-    def ceilings(self) -> tuple[Criterion, ...]:
+    def judged(self) -> Cell:
+        """The cell that the primary criterion is about."""
+        return self.primary.sides[0]
+
+    @property
+    def ceilings(self) -> list[Criterion]:
         """Criteria that must pass, in this order, before the sweep makes the other runs."""
-        if self.ceiling is None:
-            return ()
-        names = self.ceiling.criteria or (self.primary.name,)
-        return tuple(next(entry for entry in self.criteria if entry.name == name) for name in names)
+        names = () if self.ceiling is None else self.ceiling.criteria or (self.primary.name,)
+        return [criterion for name in names for criterion in self.criteria if criterion.name == name]
 
     @property
-    def judged(self) -> tuple[str, str]:
-        """(condition, arm) of the primary criterion."""
-        return self.sides_of(self.primary)[0]
+    def baseline(self) -> Cell | None:
+        """The vanilla cell that trainings are compared with; None without vanilla.
 
-    @property
-    def baseline(self) -> tuple[str, str] | None:
-        """(condition, arm) of the vanilla arm that trainings are compared with; None without vanilla.
-
-        It is vanilla under the primary's `versus_condition`, else under the first condition that has vanilla.
+        It is vanilla under the condition that the primary compares with, else under the first that has vanilla.
         """
-        with_vanilla = [entry.name for entry in self.conditions if "vanilla" in entry.arms]
-        against = self.primary.versus_condition
-        if against is None and self.primary.versus_arm is not None:
-            against = self.condition(self.primary.condition).name
-        if against in with_vanilla:
-            return against, "vanilla"
-        return (with_vanilla[0], "vanilla") if with_vanilla else None
-
-    def sides_of(self, criterion: Criterion) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Return (condition, arm) for the left side of a criterion, then for the right side.
-
-        By default, the arm is the one that represents vanilla under the condition.
-        """
-        condition = self.condition(criterion.condition)
-        left = condition.name, criterion.arm or measured_arm(condition.arms) or condition.arms[0]
-        return left, (criterion.versus_condition or left[0], criterion.versus_arm or left[1])
+        names = [*(condition for condition, _ in self.primary.sides[1:]), *(row.name for row in self.conditions)]
+        return next(((name, "vanilla") for name in names if "vanilla" in self.condition(name).arms), None)
 
     def condition(self, name: str | None) -> SpecCondition:
         """Return the condition with this name; None: the first."""
         return next(entry for entry in self.conditions if name in (None, entry.name))
+
+    def decide(self, words: Mapping[str, str]) -> SpecDecision:
+        """Return the first decision whose requirements {criterion, `verdict` or `outcome`: its word} meet."""
+        return next(decision for decision in self.decisions if not decision.unmet(words))

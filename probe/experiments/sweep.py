@@ -29,11 +29,11 @@ from probe.experiments.jobs import (
     command_of,
     pool_jobs,
     run_jobs,
-    runs_of,
     sweep_folder,
     write_settings,
 )
 from probe.experiments.spec import Criterion, Spec
+from probe.settings.words import Answer
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import locked, write_json
 
@@ -72,6 +72,16 @@ def executor(cluster: str, folder: Path, options: Mapping[str, Any], num_jobs: i
     return made
 
 
+def visible_gpus() -> list[str]:
+    """Return the GPUs that the sweep may use, named as in CUDA_VISIBLE_DEVICES."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name.strip()]
+    import torch  # takes seconds, and a cluster does not need it
+
+    return [*map(str, range(torch.cuda.device_count()))]
+
+
 def sweep(
     spec: Spec,
     out_dir: Path,
@@ -94,11 +104,17 @@ def sweep(
         show: called with the row of a job that starts, ends or is skipped.
 
     Raises:
-        InputError: another sweep of this spec is running here, or a run was made under an edited spec.
+        InputError: another sweep of this spec is running here, or a run was made under an edited spec: criteria that
+            are written after the data confirm nothing.
     """
-    _check_frozen(spec, out_dir)
     pools, runs, folder = pool_jobs(spec, out_dir), run_jobs(spec, out_dir), sweep_folder(spec, out_dir)
-    stages: list[tuple[Criterion | None, Sequence[Job]]] = [(None, pools), *before_ceilings(spec, runs), (None, runs)]
+    for run in runs:
+        if run.spec_status not in (None, "frozen"):
+            found = "one under an edited spec" if run.spec_status == "edited" else "one that is not of this spec"
+            fix = "restore the spec, or sweep into another folder with --out"
+            raise InputError(run.directory, expected=f"a run under {spec.path} as it is now", found=found, fix=fix)
+    shares = [gpus[slot % len(gpus) :: num_jobs] if gpus else () for slot in range(num_jobs)]
+    places = [["env", f"CUDA_VISIBLE_DEVICES={','.join(share)}"] if share else [] for share in shares]
     with locked(folder):
         write_settings([*pools, *runs])
         rows: dict[str, Row] = {}
@@ -111,15 +127,20 @@ def sweep(
             write_json(folder / STATE_FILE, table)
             show(rows[job.name])
 
-        places = [_dealt(gpus[slot % len(gpus) :: num_jobs] if gpus else ()) for slot in range(num_jobs)]
-        for criterion, jobs in stages:
-            _run([job for job in jobs if rows[job.name]["status"] == "waiting"], engine, places, launch, changed)
-            if has_failed(table) and jobs is pools:
-                table["stopped"] = "a pool could not be generated"
-            elif criterion is not None:
+        def run_waiting(jobs: Sequence[Job]) -> None:
+            waiting = [job for job in jobs if rows[job.name]["status"] == "waiting"]
+            commands = [(job, command_of(job, launch, (sys.executable, "-m", "probe"))) for job in waiting]
+            _run(commands, engine, places, changed)
+
+        run_waiting(pools)
+        if has_failed(table):
+            table["stopped"] = "a pool could not be generated"
+        for criterion, jobs in before_ceilings(spec, runs):
+            if not table["stopped"]:
+                run_waiting(jobs)
                 table["stopped"] = _at_ceiling(spec, table, criterion, out_dir)
-            if table["stopped"]:
-                break
+        if not table["stopped"]:
+            run_waiting(runs)
         for job in runs:
             if rows[job.name]["status"] == "waiting":
                 changed(job, status="skipped")
@@ -131,35 +152,10 @@ def has_failed(table: Mapping[str, Any]) -> bool:
     return any(row["status"] == "failed" for row in table["rows"])
 
 
-def _check_frozen(spec: Spec, out_dir: Path) -> None:
-    """Refuse runs under an edited spec, because criteria written after the data confirm nothing."""
-    for run in runs_of(spec, out_dir):
-        if run.spec_status not in (None, "frozen"):
-            found = "one under an edited spec" if run.spec_status == "edited" else "one that is not of this spec"
-            fix = "restore the spec, or sweep into another folder with --out"
-            raise InputError(run.directory, expected=f"a run under {spec.path} as it is now", found=found, fix=fix)
-
-
-def visible_gpus() -> list[str]:
-    """Return the GPUs that the sweep may use, named as in CUDA_VISIBLE_DEVICES."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name for name in named.split(",") if name.strip()]
-    import torch  # takes seconds, and a cluster does not need it
-
-    return [*map(str, range(torch.cuda.device_count()))]
-
-
-def _dealt(gpus: Sequence[str]) -> list[str]:
-    """Return the words before a command that show it only these GPUs; none for all."""
-    return ["env", f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
-
-
 def _run(
-    jobs: Sequence[Job], engine: Any, places: Sequence[list[str]], launch: str, changed: Callable[..., None]
+    left: list[tuple[Job, list[str]]], engine: Any, places: Sequence[list[str]], changed: Callable[..., None]
 ) -> None:
-    """Run one job for each of `places`, words before its command, and wait for all; an interrupt cancels them."""
-    left = [(job, command_of(job, launch, (sys.executable, "-m", "probe"))) for job in jobs]
+    """Run one command at each of `places`, words before it, and wait for all; an interrupt cancels them."""
     running: dict[int, tuple[Job, Any]] = {}  # by place
     try:
         while left or running:
@@ -193,12 +189,11 @@ def ended(job: Job, submitted: Any) -> Row:
 
 def _at_ceiling(spec: Spec, table: Mapping[str, Any], criterion: Criterion, out_dir: Path) -> str:
     """Return the reason to stop at a criterion of the ceiling, or ""."""
-    assert spec.ceiling is not None
     if has_failed(table):
         return f"a run that {criterion.name} is about has failed"
     from probe.experiments.verdict import evaluate_spec  # only a ceiling needs it
 
-    if (verdict := evaluate_spec(spec, out_dir).verdict.finding(criterion.name).says) in spec.ceiling.others_if:
+    if (verdict := evaluate_spec(spec, out_dir).verdict.finding(criterion.name).says) is Answer.PASS:
         return ""
     done = [row["status"] == "done" for row in table["rows"] if not row["name"].startswith("pool-")]
     return f"at the ceiling: {criterion.name} is {verdict} after {sum(done)} of {len(done)} runs"

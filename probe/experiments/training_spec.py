@@ -7,6 +7,7 @@ its pools provide the environment and the hacking policy. The file marks everyth
 
 from dataclasses import asdict
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from probe.analysis.analyze import Analysis
@@ -21,98 +22,13 @@ from replay_pools.base.files import read_json, write_once
 from replay_pools.base.tables import flat, toml_text
 from replay_pools.pool import MANIFEST_NAME, pool_reference
 
-CONTROLS = ("permuted-dosed", "scaled")  # norm-matched: along directions without signal, along none
+TEMPLATE = Path(__file__).with_suffix(".toml")  # controls are norm-matched: without signal, without directions
 LEAST_SEEDS, MOST_SEEDS = 3, 50
 RIVAL_BETA = 1.0  # as in spec/experiments/kl-control
 ORGANISM, ORGANISM_STEPS = "organism", 64  # vanilla learns the hack in so many
 TABLES = ("model", "objective", "planning_phrases", "intervention")  # shared by a training and its replay
 # These keys depend on the machine or the verb, or the spec chooses them.
 NOT_SHARED = ("model.name", "model.device", "intervention.arms")
-TEMPLATE = """\
-# The training after the replay {run}, whose verdict is {word}: does its projection keep the policy from hacking?
-# Written by `probe spec plan`. ASSUMED, not measured, and yours to change before the first run: the effect ({effect} of
-# a hack rate) and its standard deviation between seeds ({sd}), from which the number of seeds follows, the training
-# itself (preset {preset}) and the strength of the rival penalty.
-arms = {arms}
-# {num_seeds} seeds see {effect} with {power:.0%} power.
-seeds = {seeds}
-
-[experiment]
-name = "{name}"
-question = "Does {arm} along v_hack of {run} lower hacking, more than controls and a KL penalty do, and solve no less?"
-hypotheses = [
-    "H1: {arm} ends with a lower hack rate than vanilla, by about {effect}.",
-    "H2: {arm} ends with a lower hack rate than shuffled pairs that remove as much, and than a mere shrinking.",
-    "H3: {arm} solves as much as vanilla, within {points:.0f} points.",
-    "H4: a KL penalty, which needs no pairs, does not do as well on both.",
-]
-
-# Model, objective, extraction, projection and directions are those of the replay, the environment is its pools'.
-[settings]
-{settings}
-
-[[conditions]]
-name = "gradient"
-
-# The rival: a penalty that stays near the base policy.
-[[conditions]]
-name = "kl"
-arms = ["vanilla"]
-settings.objective.reference = "base"
-settings.objective.beta = {penalty}
-
-# ASSUMED: expected_effect and sd. Name the price of an hour of your machine.
-[budget]
-# price_per_hour = 6.15
-currency = "USD"
-expected_effect = {effect}
-effect_unit = "hack rate"
-sd = {sd}
-
-# {arm} and vanilla first; the other runs are made only if they separate.
-[ceiling]
-others_if = ["PASS"]
-
-[[criteria]]
-name = "lowers-hacking"
-role = "primary"
-arm = "{arm}"
-versus_arm = "vanilla"
-{lower}
-
-{controls}
-
-# The first decision whose requirements hold is taken. `outcome` is the word of {arm} after its training.
-[[decisions]]
-name = "IT IS THE DIRECTION"
-then = "The arm works, and directions without signal do not do as well: the same on the target model."
-requires = {{ outcome = "WORKS", {passes} }}
-
-[[decisions]]
-name = "HACKING FALLS"
-then = "That other directions would not do, or that solving holds, is not shown: more seeds."
-requires = {{ outcome = ["WORKS", "LOWERS"] }}
-
-[[decisions]]
-name = "NO GO"
-then = "Learnt around the directions, paid in solving, or beaten by the rival: a GO of the replay was wrong here."
-requires = {{ outcome = ["NO EFFECT", "RAISES", "COSTS", "DOMINATED"] }}
-
-[[decisions]]
-name = "OPEN"
-then = "Vanilla did not learn the hack (train longer), or the effect is open (more seeds)."
-"""
-LOWER = """\
-estimate = "hack_final"
-below = 0.0
-condition = "gradient\""""
-CONTROL = """\
-[[criteria]]
-name = "beats-{control}"
-role = "check"
-arm = "{arm}"
-versus_arm = "{control}"
-{lower}"""
 
 
 def write_training_spec(
@@ -152,26 +68,22 @@ def write_training_spec(
     # The run's arm that removes v_hack, in vanilla's basis.
     removing = [name for name in intervention.arms if ARMS[name].removes_v_hack and ARMS[name].basis == basis]
     arm = (removing or ["projected"])[0]
-    text = TEMPLATE.format(
+    text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         run=run.path.name,
         word=verdict.word,
         name=path.stem,
         arm=arm,
-        arms=toml_text(["vanilla", arm, *CONTROLS]),
         num_seeds=seeds,
         seeds=toml_text([*range(seeds)]),
         effect=toml_text(effect),
         sd=toml_text(sd),
-        power=POWER,
-        points=100 * MATERIAL_RATE,
+        power=f"{POWER:.0%}",
+        points=f"{100 * MATERIAL_RATE:.0f}",
         preset=settings["preset"],
         settings="\n".join(f"{key} = {toml_text(value)}" for key, value in settings.items()),
         penalty=toml_text(max(RIVAL_BETA, 10 * settings.get("objective.beta", 0.0))),
-        lower=LOWER,
-        controls="\n\n".join(CONTROL.format(arm=arm, control=control, lower=LOWER) for control in CONTROLS),
-        passes=", ".join(f'{name} = "PASS"' for name in ("lowers-hacking", *(f"beats-{name}" for name in CONTROLS))),
     )
-    write_once(path, text.encode(), "move it, or name another file with --spec")
+    write_once(path, text.encode(), "move it")
 
 
 def _settings(run: Run, condition: str, out_dir: Path) -> dict[str, Any]:

@@ -21,9 +21,8 @@ from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, 
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate
-from probe.experiments.jobs import Job, runs_of
-from probe.experiments.load import decide, unmet
-from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec
+from probe.experiments.jobs import Job, run_jobs
+from probe.experiments.spec import OUTCOME, VERDICT, Cell, Criterion, Spec
 from probe.records.run import out_of, read_run
 from probe.settings.words import Answer
 from replay_pools.base.errors import InputError
@@ -81,44 +80,49 @@ def analyse_runs(spec: Spec, out_dir: Path, seed: int = 0) -> Analyses:
     Raises:
         InputError: no run of the sweep is complete.
     """
-    done = [run for run in runs_of(spec, out_dir) if run.complete]
+    done = [run for run in run_jobs(spec, out_dir) if run.complete]
     if not done:
         fix = f"run: probe spec sweep {shlex.quote(str(spec.path))}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
-    read = [(run, read_run(run.directory)) for run in done]
-    records = [record for _, record in read]
-    analyses: dict[tuple[str, str], Analysis] = {}
-    for run, record in read:
-        for condition in run.conditions:
-            # A training run has one condition, and its records lack the spec's name for it.
-            named = None if record.settings.verb == "train" else condition
-            analyses[run.name, condition] = analyze(record, named, others=records, seed=seed).settle()
-    return analyses
+    read = {run.name: read_run(run.directory) for run in done}
+    # A training run has one condition, and its records lack the spec's name for it.
+    return {
+        (run.name, name): analyze(
+            read[run.name], None if spec.trains else name, others=[*read.values()], seed=seed
+        ).settle()
+        for run in done
+        for name in run.conditions
+    }
 
 
 def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     """Judge every criterion on the analyses of `analyse_runs`, and choose the decision."""
-    runs = runs_of(spec, out_dir)
+    runs = run_jobs(spec, out_dir)
     done = [run for run in runs if run.complete]
-    cells = _trained(spec, done, analyses)
-    trained, baseline = [*cells.values()], None if spec.baseline is None else cells.get(spec.baseline)
-    trainings = None
-    if baseline is not None:
-        trainings = Trainings(baseline=baseline, treated=trained[1:], out=out_of(done[0].directory))
-    findings = [_criterion(criterion, spec, runs, analyses, cells, trainings) for criterion in spec.criteria]
-    (condition, _), replay = spec.judged, None
+    cells = {cell: _runs_of(spec, cell, done, analyses) for cell in spec.cells}
+    (condition, _), trainings, trained = spec.judged, None, list[TrainedArm]()
+    if spec.trains:
+        trained = [cells[cell] for cell in sorted(cells, key=lambda cell: cell != spec.baseline)]
+        if spec.baseline is not None:
+            trainings = Trainings(baseline=trained[0], treated=trained[1:], out=out_of(done[0].directory))
+    findings = [_criterion(criterion, spec, runs, cells, trainings) for criterion in spec.criteria]
+    words: dict[str, str] = {finding.name: finding.says for finding in findings}
+    replay = None
     if spec.condition(condition).frozen:
         names = (run.name for run in done if condition in run.conditions)
         replay = next((analyses[name, condition].verdict for name in names), None)
-    arms = [] if trainings is None else judge_arms(trainings)
-    words: dict[str, str] = {finding.name: finding.says for finding in findings}
     words[VERDICT] = replay.word if replay is not None else "no run"
+    arms = [] if trainings is None else judge_arms(trainings)
     for arm in arms:
-        if (arm.about["condition"] or spec.conditions[0].name, arm.about["arm"]) == spec.judged:
+        if (arm.about["condition"] or condition, arm.about["arm"]) == spec.judged:
             words[OUTCOME] = arm.word
-    decision, caveats = decide(spec, words), []
-    for earlier in spec.decisions[: spec.decisions.index(decision)]:
-        caveats.append(f"not {earlier.name}: {', '.join(unmet(earlier, words))}")
+    decision = spec.decide(words)
+    earlier = spec.decisions[: spec.decisions.index(decision)]
+    broken: dict[str, list[str]] = {}  # {part of the measurement: runs}
+    for (run, _), analysis in analyses.items():
+        for part in analysis.validity:
+            if part.says is Answer.BROKEN:
+                broken.setdefault(f"{part.name} ({part.text})", []).append(run)
     return SpecVerdict(
         spec=spec,
         runs=runs,
@@ -127,7 +131,12 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
             word=decision.name,
             sentence=decision.then,
             findings=findings,
-            caveats=[*caveats, *cautions_of(trained, baseline), *cautions(spec, runs), *_broken(analyses)],
+            caveats=[
+                *(f"not {other.name}: {', '.join(other.unmet(words))}" for other in earlier),
+                *cautions_of(trained, None if trainings is None else trained[0]),
+                *cautions(spec, runs),
+                *(f"BROKEN: {part}, in {', '.join(dict.fromkeys(names))}" for part, names in broken.items()),
+            ],
         ),
         replay=replay,
         arms=arms,
@@ -138,66 +147,41 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     )
 
 
+def _runs_of(spec: Spec, cell: Cell, done: Sequence[Job], analyses: Analyses) -> TrainedArm:
+    """Return the analyses of the complete runs of a cell; of a training, of its evaluated runs."""
+    condition, arm = cell
+    runs = [analyses[run.name, condition] for run in done if run.makes(cell)]
+    if not spec.trains:
+        return TrainedArm(condition=condition, arm=arm, runs=runs)
+    shown = condition if len(spec.conditions) > 1 else ""
+    return of_runs(shown, arm, runs, spec.condition(condition).config.remedy)
+
+
 def _criterion(
     criterion: Criterion,
     spec: Spec,
     runs: Sequence[Job],
-    analyses: Analyses,
-    cells: Mapping[tuple[str, str], TrainedArm],
+    cells: Mapping[Cell, TrainedArm],
     trainings: Trainings | None,
 ) -> Finding:
     """Measure and judge one criterion."""
-    sides = spec.sides_of(criterion)[: 1 + criterion.compared]
-    name, finished = criterion.estimate, [run for run in runs if run.complete]
-    measured = [(arm, _runs_of(finished, analyses, condition, arm)) for condition, arm in sides]
-    vacuous, is_evidence = "", criterion.compared and criterion.role != "mechanism"
-    if spec.condition(sides[0][0]).frozen:
-        found = of_replay(name, *measured)
-        if is_evidence and are_identical(name, *measured):
+    name, arms = criterion.estimate, [cells[cell] for cell in criterion.sides]
+    sides = [(arm.arm, arm.runs) for arm in arms]
+    vacuous, is_evidence = "", len(sides) > 1 and criterion.role != "mechanism"
+    if spec.condition(criterion.sides[0][0]).frozen:
+        found = of_replay(name, *sides)
+        if is_evidence and are_identical(name, *sides):
             vacuous = "both sides are identical in every prompt: nothing was compared"
     else:
-        arms = []
-        for side, (arm, of_side) in zip(sides, measured, strict=True):
-            arms.append(cells.get(side) or TrainedArm(condition=side[0], arm=arm, runs=of_side))
         found = of_training(name, trainings, *arms)
         if is_evidence and (seeds := same_records(*arms)):
             text = f"both sides have the same records in seeds {', '.join(map(str, seeds))}"
             vacuous = f"{text}: nothing was compared"
-    if any(never_binds(name, *side) for side in measured):
+    if any(never_binds(name, *side) for side in sides):
         vacuous = "the cap is not below the largest advantage that a group can have"
     judged = evaluate(criterion, found, vacuous)
-    if name == STEPS and judged.says is Answer.FAIL:
-        condition, arm = sides[0]
-        missing = sum(arm in run.arms and condition in run.conditions and not run.complete for run in runs)
-        if missing:  # the count may still rise
-            text = f"{missing} of its runs are not complete; {judged.text}"
-            return replace(judged, says=Answer.INCONCLUSIVE, text=text)
+    missing = sum(run.makes(criterion.sides[0]) and not run.complete for run in runs)
+    if name == STEPS and judged.says is Answer.FAIL and missing:  # the count may still rise
+        text = f"{missing} of its runs are not complete; {judged.text}"
+        return replace(judged, says=Answer.INCONCLUSIVE, text=text)
     return judged
-
-
-def _runs_of(done: Sequence[Job], analyses: Analyses, condition: str, arm: str) -> list[Analysis]:
-    """Return the analyses of the complete runs of one arm under one condition."""
-    return [analyses[run.name, condition] for run in done if condition in run.conditions and arm in run.arms]
-
-
-def _broken(analyses: Analyses) -> list[str]:
-    """Return a caution for each part of the measurement that is broken in some runs."""
-    runs_of_part: dict[str, list[str]] = {}
-    for (run, _), analysis in analyses.items():
-        for part in analysis.validity:
-            if part.says is Answer.BROKEN:
-                runs_of_part.setdefault(f"{part.name} ({part.text})", []).append(run)
-    return [f"BROKEN: {part}, in {', '.join(dict.fromkeys(runs))}" for part, runs in runs_of_part.items()]
-
-
-def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[str, str], TrainedArm]:
-    """Return {(condition, arm): its runs} of a training, with the baseline first."""
-    if spec.settings["verb"] != "train":
-        return {}
-    arms = {}
-    for condition in spec.conditions:
-        for arm in condition.arms:
-            runs = _runs_of(done, analyses, condition.name, arm)
-            shown = condition.name if len(spec.conditions) > 1 else ""
-            arms[condition.name, arm] = of_runs(shown, arm, runs, condition.config.remedy)
-    return {cell: arms[cell] for cell in sorted(arms, key=lambda cell: cell != spec.baseline)}

@@ -18,7 +18,7 @@ from probe.analysis.statistics.crossed import Cells, Spread, common_spread, diff
 from probe.analysis.statistics.thresholds import MIN_SEEDS
 from probe.analysis.verdict.verdict import Finding
 from probe.experiments.criteria import evaluate
-from probe.experiments.load import decide, load_spec
+from probe.experiments.load import load_spec
 from probe.experiments.outcomes import OUTCOMES_FILE, Outcome, read_outcomes
 from probe.experiments.spec import Spec, SpecDecision
 from probe.runs.heldout import eval_settings
@@ -84,11 +84,10 @@ def judged(table: Table) -> tuple[list[Finding], SpecDecision | None]:
     """Return the finding of each criterion, and the decision; None if it needs more than criteria on rates."""
     findings = []
     for criterion in table.spec.criteria:
-        sides = table.spec.sides_of(criterion)[: 1 + criterion.compared]
-        findings.append(evaluate(criterion, measured(table, criterion.estimate, sides)))
+        findings.append(evaluate(criterion, measured(table, criterion.estimate, criterion.sides)))
     words = {finding.name: str(finding.says) for finding in findings}
     needed = {name for decision in table.spec.decisions for name in decision.requires}
-    return findings, decide(table.spec, words) if needed <= words.keys() else None
+    return findings, table.spec.decide(words) if needed <= words.keys() else None
 
 
 @click.command()

@@ -17,7 +17,7 @@ import numpy as np
 from directories import contents
 from worlds import World, make_run
 
-from probe.experiments.jobs import Job, runs_of
+from probe.experiments.jobs import Job, run_jobs
 from probe.experiments.spec import Spec
 from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST_FILE, file_hashes
 from probe.runs.heldout import evaluate
@@ -48,7 +48,7 @@ def plant(
     problems: int = 32,
 ) -> None:
     """Write every training of the spec whose "CONDITION ARM" is among the rates."""
-    for run in runs_of(spec, out):
+    for run in run_jobs(spec, out):
         name = f"{run.conditions[0]} {run.arms[0]}"
         if name in rates:
             _write(run, rates[name], make_rollout, header, problems)
@@ -61,7 +61,7 @@ def _write(job: Job, rates: Rates, make_rollout: Callable[..., Rollout], header:
         (job.directory / name).write_bytes(data)
     config = read_json(job.directory / CONFIG_FILE) | {"settings": asdict(job.config), "pools": []}
     write_json(job.directory / CONFIG_FILE, config)
-    rng = np.random.default_rng([job.seed or 0, sum(map(ord, job.name))])
+    rng = np.random.default_rng([job.config.seed, sum(map(ord, job.name))])
     rows = []
     for step, (hack, solve) in ((0, rates[:2]), (job.config.steps, rates[2:])):
         flags = zip(_flags(hack, problems, rng), _flags(solve, problems, rng), strict=True)

@@ -115,28 +115,27 @@ def test_json_that_means_two_things(copied: Path, refusing) -> None:
     (files / "x.json").write_text(content)
     (files / "x.jsonl").write_text(content + "\n")
     (files / "log" / "step_000.jsonl.gz").write_bytes(gzip.compress(content.encode()))
-    refusing(["replay", "--name", "x", "--config", str(files / "x.json")], expected)
-    refusing(
-        ["extract", "--name", "x", "--pairs", str(files / "x.jsonl")],
-        f"x.jsonl line 1: expected JSON, found {expected}",
-    )
-    refusing(["pool", "generate", "--env", f"leetcode:{files / 'x.jsonl'}", "--name", "x", *SAMPLE], expected)
-    refusing(
-        ["pool", "import", str(files / "log"), "--name", "x", "--model", "organism"],
-        f"line 1: expected JSON, found {expected}",
-    )
-    card_path(copied / "directions" / "given.safetensors").write_text(content)
-    refusing(["show", str(copied / "directions" / "given.safetensors")], expected)
-    refusing(["replay", "--name", "x", "--v-hack", "given", "--k", "2", "--dry-run"], expected)
-    (copied / "runs" / "replayed" / "manifest.json").write_text(content)
-    refusing(["analyze", "replayed"], expected)
-    refusing(["report", "replayed"], expected)
-    refusing(["report", "replayed", "--tables", "csv"], expected)
-    (copied / "pools" / "bad").mkdir(parents=True)
-    (copied / "pools" / "bad" / "manifest.json").write_text(content)
-    refusing(["pool", "show", "bad"], expected)
-    refusing(["pool", "regrade", "bad", "--name", "x"], expected)
-    refusing(["replay", "--replay-dirs", "bad", "--name", "x"], expected)
+    card = copied / "directions" / "given.safetensors"
+    card_path(card).write_text(content)
+    for place in (copied / "runs" / "replayed", copied / "pools" / "bad"):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "manifest.json").write_text(content)
+    of_line = f"line 1: expected JSON, found {expected}"
+    for words, said in (
+        (["replay", "--name", "x", "--config", files / "x.json"], expected),
+        (["extract", "--name", "x", "--pairs", files / "x.jsonl"], f"x.jsonl {of_line}"),
+        (["pool", "generate", "--env", f"leetcode:{files / 'x.jsonl'}", "--name", "x", *SAMPLE], expected),
+        (["pool", "import", files / "log", "--name", "x", "--model", "organism"], of_line),
+        (["show", card], expected),
+        (["replay", "--name", "x", "--v-hack", "given", "--k", "2", "--dry-run"], expected),
+        (["analyze", "replayed"], expected),
+        (["report", "replayed"], expected),
+        (["report", "replayed", "--tables", "csv"], expected),
+        (["pool", "show", "bad"], expected),
+        (["pool", "regrade", "bad", "--name", "x"], expected),
+        (["replay", "--replay-dirs", "bad", "--name", "x"], expected),
+    ):
+        refusing([*map(str, words)], said)
 
 
 def test_a_gzip_bomb(copied: Path, refusing, monkeypatch: pytest.MonkeyPatch) -> None:

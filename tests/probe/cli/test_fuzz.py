@@ -42,35 +42,13 @@ NEEDED = {  # what a verb must be given beside the option in question
 }
 
 
-def bad_values(kind: click.ParamType) -> list[str]:
-    """Values that an option of this type must refuse."""
-    if isinstance(kind, click.types.IntParamType):
-        return ["", "x", "1.5", "nan", "1e3"]
-    if isinstance(kind, click.types.FloatParamType):
-        return ["", "x", "nan", "inf", "-inf"]
-    if isinstance(kind, click.Choice):
-        return ["", "no-such", *(str(choice).upper() for choice in kind.choices)]
-    return []
-
-
-def telling_value(kind: click.ParamType) -> str:
-    """The one of them that an option of another kind would take, for whoever trusts click with the rest."""
+def bad_value(kind: click.ParamType) -> str | None:
+    """What an option of this type must refuse, though one of another type would take it; None for a text."""
     if isinstance(kind, click.Choice):
         return str(kind.choices[0]).upper()
-    return "1.5" if isinstance(kind, click.types.IntParamType) else "nan"
-
-
-def cases() -> dict[tuple[str, ...], list[tuple[str, str]]]:
-    """(option, bad value) by verb: of every typed option the telling value, and all of them of the first of a kind."""
-    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    met: set[object] = set()
-    for verb, option in OPTIONS:
-        if values := bad_values(option.type):
-            kind = tuple(option.type.choices) if isinstance(option.type, click.Choice) else type(option.type)
-            own = [telling_value(option.type)] if kind in met else values
-            met.add(kind)
-            found.setdefault(verb, []).extend((option.opts[0], value) for value in own)
-    return found
+    if isinstance(kind, click.types.IntParamType):
+        return "1.5"
+    return "nan" if isinstance(kind, click.types.FloatParamType) else None
 
 
 OPTIONS = [
@@ -79,7 +57,14 @@ OPTIONS = [
     for option in command.params
     if isinstance(option, click.Option) and not option.is_flag
 ]
-CASES = cases()
+CASES: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # {verb: [(option, a value that it must refuse)]}
+TEXTS: dict[tuple[str, ...], list[str]] = {}  # {verb: options that take a text}
+for _verb, _option in OPTIONS:
+    if (_value := bad_value(_option.type)) is not None:
+        CASES.setdefault(_verb, []).append((_option.opts[0], _value))
+    elif _verb != ("demo",):  # which has no option but --out, and would run
+        TEXTS.setdefault(_verb, []).append(_option.opts[0])
+WORDS = ["", "../x", "a\n½", "a.b=1"]
 
 
 def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -104,13 +89,6 @@ def test_a_value_of_the_wrong_kind_is_refused(verb: tuple[str, ...], tmp_path: P
         error = refused([*start, option, value], capsys)
         assert option in error or option.lstrip("-").replace("-", "_") in error, (option, value)
         assert not (tmp_path / "out").exists(), (option, value)
-
-
-WORDS = ["", "../x", "a\n½", "a.b=1"]
-TEXTS: dict[tuple[str, ...], list[str]] = {}
-for _verb, _option in OPTIONS:
-    if not bad_values(_option.type) and _verb != ("demo",):  # which has no option but --out, and would run
-        TEXTS.setdefault(_verb, []).append(_option.opts[0])
 
 
 def answered(args: list[str], capsys: pytest.CaptureFixture[str]) -> int:

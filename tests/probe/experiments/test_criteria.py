@@ -24,7 +24,7 @@ FOUND = Estimate(name="cos_in", value=0.3, interval=Interval(low=0.26, high=0.34
 
 
 def criterion(**changes) -> Criterion:
-    return Criterion.model_validate({"name": "c", "estimate": "cos_in", "role": "check"} | changes)
+    return Criterion(**{"name": "c", "estimate": "cos_in", "role": "check"} | changes)
 
 
 @pytest.mark.parametrize(

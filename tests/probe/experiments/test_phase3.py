@@ -1,19 +1,18 @@
 """phase3.toml: its plan without a model at hand, its ceiling, its decisions, and its first step at two layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import orjson
 import pytest
-from in_process import Ended
+from in_process import Scripted
 from trainings import Rates, plant
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
-from probe.experiments.spec import Spec
 from probe.experiments.sweep import sweep
 from probe.experiments.verdict import evaluate_spec
 
@@ -39,24 +38,6 @@ def test_it_plans_without_files_and_without_a_hub(
     assert [note for note in plan["notes"] if "medhard_filtered.jsonl: expected a LeetCode jsonl file" in note]
 
 
-class Planted:
-    """An engine whose commands leave finished trainings behind, with the rates of their arm."""
-
-    def __init__(self, spec: Spec, out: Path, rates: dict[str, Rates], *made_of: Any) -> None:
-        self.spec, self.out, self.rates, self.made_of = spec, out, rates, made_of
-        self.launched: list[str] = []
-
-    def submit(self, command: object, args: Sequence[str]) -> Ended:
-        name = args[args.index("--name") + 1]
-        self.launched.append(name)
-        (side,) = [side for side in self.rates if name.startswith(f"phase3-{side.replace(' ', '-')}-seed")]
-        # All seeds of a side are planted at once, with the first of them.
-        if not (self.out / "runs" / name).exists():
-            with mock.patch("os.fsync"):
-                plant(self.spec, self.out, {side: self.rates[side]}, *self.made_of, problems=24)
-        return Ended(0)
-
-
 @pytest.fixture
 def swept(
     tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
@@ -64,20 +45,20 @@ def swept(
     """swept(rates of projected, of vanilla) -> (the sweep of phase3 in a world with these rates, its runs in order)."""
 
     def make(projected: Rates, vanilla: Rates = LEARNT) -> tuple[dict[str, Any], list[str]]:
-        spec = load_spec(PHASE3)
-        rates = {
-            "gradient vanilla": vanilla,
-            "gradient projected": projected,
-            "gradient permuted-dosed": LEARNT,
-            "gradient projected-lora": projected,
-            "gradient vanilla-lora": LEARNT,
-            "kl vanilla": (0.02, 0.2, 0.7, 0.2),
-            "inoculation vanilla": LEARNT,
-            "closed vanilla": (0.02, 0.2, 0.02, 0.4),
-        }
-        engine = Planted(spec, tmp_path, rates, make_rollout, pool_header)
-        table = sweep(spec, tmp_path, engine=engine)
-        return table, engine.launched
+        spec, closed = load_spec(PHASE3), (0.02, 0.2, 0.02, 0.4)
+        rates = {f"{condition} {arm}": LEARNT for condition, arm in spec.cells}
+        rates |= {"gradient vanilla": vanilla, "gradient projected": projected, "gradient projected-lora": projected}
+        rates |= {"kl vanilla": (0.02, 0.2, 0.7, 0.2), "closed vanilla": closed}
+
+        def act(name: str) -> int:
+            (side,) = [side for side in rates if name.startswith(f"phase3-{side.replace(' ', '-')}-seed")]
+            # All seeds of a side are planted at once, with the first of them.
+            if not (tmp_path / "runs" / name).exists():
+                plant(spec, tmp_path, {side: rates[side]}, make_rollout, pool_header, problems=24)
+            return 0
+
+        engine = Scripted(act)
+        return sweep(spec, tmp_path, engine=engine), engine.launched
 
     return make
 

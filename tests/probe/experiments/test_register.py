@@ -3,58 +3,27 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import InProcess
 from scripts import ROOT, load_script
-from specs import ALIGNED, replay_spec
 
-import probe.experiments.sweep
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.experiments.spec import Spec
 from probe.records.timings import start_in_words, starts_of
 from replay_pools.base.files import write_json
 from replay_pools.base.software import git_commit, is_edited, versions
 
 
-@pytest.fixture(scope="module")
-def text(quick: list[str]) -> str:
-    """The spec, of the small model."""
-    settings = {"steps": 2, "source.replay_dirs": quick[1].split(","), "intervention.extraction.pairs": quick[3]}
-    aligned = {**ALIGNED, "above": 0.0}
-    return replay_spec(
-        "register",
-        settings | {"intervention.extraction.k": 2},
-        seeds=[0, 1],
-        conditions={"plain": {}, "capped": {"objective.advantage_clip": 2.0}},
-        criteria=[aligned],
-        decisions=[
-            {"name": "ALIGNED", "requires": {"aligned": "PASS"}, "then": "Go on."},
-            {"name": "NOT", "then": "Go on."},
-        ],
-    )
-
-
-@pytest.fixture(scope="module")
-def swept(text: str, out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root in which the spec was swept."""
-    folder = tmp_path_factory.mktemp("swept")
-    (folder / "cache").symlink_to(out / "cache")
-    (folder / "register.toml").write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe.experiments.sweep, "executor", lambda *_: InProcess())
-        assert run(cli, ["spec", "sweep", str(folder / "register.toml"), "--out", str(folder)]) == 0
-    return folder
-
-
 @pytest.fixture
-def specs(text: str, tmp_path: Path) -> Path:
+def specs(write_judged: Callable[..., Spec], tmp_path: Path) -> Path:
     """A folder of specs in a checkout with two commits, tagged `old` and `new`."""
     folder = tmp_path / "spec"
     folder.mkdir()
-    (folder / "register.toml").write_text(text)
+    write_judged(folder)
     _git(folder, "init", "-q")
     for name in ("old", "new"):
         (folder / name).touch()
@@ -76,56 +45,56 @@ def _entry(specs: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[s
 
 
 def test_a_spec_from_plan_to_decision(
-    text: str, specs: Path, swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    specs: Path, swept_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the real commands: planned, completed with its decision; a run that is not done, or failed; an edited spec."""
-    file, out = specs / "register.toml", tmp_path / "out"
+    file, page, out = specs / "judged.toml", specs / "judged.md", tmp_path / "out"
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["done"], entry["runs"], entry["date"]) == ("planned", 0, 2, None)
-    shutil.copytree(swept, out, symlinks=True)
+    shutil.copytree(swept_once, out, symlinks=True)
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["done"], entry["decision"]) == ("completed", 2, None)
-    second = out / "runs" / "register-seed1"
+    second = out / "runs" / "judged-capped-seed0"
     assert entry["date"] == starts_of(second)[-1]["date"]
 
     assert run(cli, ["analyze", str(file), "--write", "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    decision = next(line for line in said.splitlines() if line.startswith("DECISION: "))
-    written = (specs / "register.md").read_text()
-    assert "Criteria (mechanism rows" in written
+    decision = next(line.strip() for line in said.splitlines() if "DECISION: " in line)
     entry = _entry(specs, out, capsys)
     assert decision == f"DECISION: {entry['decision']}. {entry['follow_up']}"
     assert run(cli, ["spec", "list", str(specs), "--full", "--out", str(out)]) == 0
-    assert "  then: Go on.\n" in capsys.readouterr().out
+    assert "  then: again\n" in capsys.readouterr().out
 
     (second / "manifest.json").unlink()
-    (specs / "register.md").unlink()
+    page.unlink()
     assert _entry(specs, out, capsys)["status"] == "running"
-    state = out / "sweeps" / "register" / "state.json"
+    state = out / "sweeps" / "judged" / "state.json"
     table = json.loads(state.read_text())
     write_json(state, table | {"rows": [row | {"status": "failed"} for row in table["rows"]]})
     assert _entry(specs, out, capsys)["status"] == "failed"
     write_json(state, table | {"stopped": "at the ceiling"})
     assert _entry(specs, out, capsys)["status"] == "completed", "its ceiling ended it"
 
-    (specs / "register.md").write_text("# register\n\n## Results\n\n### NOT (spec 0123456789ab, 2 of 2 runs)\n")
-    file.write_text(text.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
+    page.write_text("# judged\n\n## Results\n\n### NOT (spec 0123456789ab, 2 of 2 runs)\n")
+    file.write_text(file.read_text().replace("seeds = [0]", "seeds = [0, 1]"))
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["decision"], entry["earlier"]) == ("completed", None, "NOT")
     assert (entry["done"], entry["runs"]) == (2, 2), "the runs of the earlier version were made"
 
 
-def test_runs_that_a_fixed_bug_concerns_are_named(specs: Path, swept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_a_fixed_bug_concerns_are_named(
+    specs: Path, swept: tuple[Spec, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs with the settings, by code without the commit; where nobody knows the code, the answer is unknown."""
     tool = load_script(ROOT / "spec" / "tools" / "made_before.py")
     old, new = (_git(specs, "rev-parse", name) for name in ("old", "new"))
     monkeypatch.setattr(tool, "__file__", str(specs / "tool.py"))
-    run_dir, settings = swept / "runs" / "register-seed0", {"intervention.arms": "vanilla"}
+    run_dir, settings = swept[1] / "runs" / "judged-plain-seed0", {"intervention.arms": "vanilla"}
     for commit, expected in ((old, "yes"), (new, None), (None, "unknown")):
         _started_at(run_dir, commit)
         assert tool.made_before(run_dir, new, settings) == expected
     _started_at(run_dir, old)
-    assert tool.made_before(run_dir, new, {"intervention.arms": "random"}) is None
+    assert tool.made_before(run_dir, new, {"intervention.arms": "placebo"}) is None
 
 
 def _started_at(directory: Path, commit: str | None) -> None:
@@ -136,10 +105,11 @@ def _started_at(directory: Path, commit: str | None) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_run_says_when_and_by_what_it_was_made(swept: Path) -> None:
+def test_a_run_says_when_and_by_what_it_was_made(swept: tuple[Spec, Path]) -> None:
     """Every start has its line, also in the table of the page."""
-    (start,) = starts_of(swept / "runs" / "register-seed1")
+    _, out = swept
+    (start,) = starts_of(out / "runs" / "judged-capped-seed0")
     assert tuple(start[name] for name in ("commit", "edited", "versions")) == (git_commit(), is_edited(), versions())
     assert start["date"].startswith("20")
-    assert run(cli, ["report", "register-seed1", "--out", str(swept)]) == 0
-    assert start_in_words(start) in (swept / "reports" / "register-seed1.html").read_text()
+    assert run(cli, ["report", "judged-capped-seed0", "--out", str(out)]) == 0
+    assert start_in_words(start) in (out / "reports" / "judged-capped-seed0.html").read_text()

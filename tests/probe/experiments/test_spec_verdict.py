@@ -1,16 +1,14 @@
 """Verdicts of specs on real replays of the organism: from the sweep's runs to one decision, and into files."""
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
-from in_process import InProcess
 from specs import criterion, replay_spec
 from trainings import seal
 from worlds import World, make_run
@@ -18,38 +16,14 @@ from worlds import World, make_run
 from probe.analysis.analyze import analyze
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.jobs import runs_of
+from probe.experiments.jobs import run_jobs
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import has_failed, sweep
 from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import CONFIG_FILE, read_run
 from replay_pools.base.files import read_json, write_json
 
-CAPPED = {"objective.advantage_clip": 5.0, "intervention.extraction.k": 1}
 BESIDE = {"arm": "vanilla", "versus_arm": "random"}
-GO = {"verdict": "GO", "aligned": "PASS"}
-
-
-def judged(quick: list[str], level: float = 0.9, go: Mapping[str, Any] = MappingProxyType(GO)) -> str:
-    """A spec of replays; `level` of its second criterion, `go`: what its decision GO requires."""
-    settings = {"steps": 5, "source.per_pool": 2, "source.replay_dirs": quick[1].split(",")}
-    return replay_spec(
-        "judged",
-        {**settings, "intervention.extraction.pairs": quick[3], "intervention.extraction.k": 2},
-        arms=["vanilla", "projected", "random"],
-        conditions={"plain": {}, "capped": CAPPED},
-        criteria=[
-            criterion("aligned", "cos_in above 0.05", "primary", **BESIDE),
-            criterion("alone", f"cos_in below {level}"),
-            criterion("cap-binds", "largest adv_cap_fraction above 0.0", condition="capped"),
-            criterion("absent", "kl/mean above 0.0"),  # without a reference
-            criterion("same", "reward_mean inside [-1.0, 1.0]", **BESIDE),
-            criterion("gate", "largest hackward_frac_out below 1e-5", "mechanism", arm="projected"),
-        ],
-        decisions=[{"name": "GO", "then": "on", "requires": go}, {"name": "MORE", "then": "again"}],
-        budget={"sd": 0.1, "expected_effect": 0.5},
-    )
 
 
 def trained(count: int) -> str:
@@ -69,44 +43,12 @@ def trained(count: int) -> str:
 
 def plant(spec: Spec, out: Path) -> None:
     """Write every run of a spec as a planted world of the condition `default`."""
-    for job in runs_of(spec, out):
+    for job in run_jobs(spec, out):
         world = World(arms=job.arms, num_steps=job.config.steps, trains=job.config.trains)
-        make_run(job.directory, world, job.seed)
+        make_run(job.directory, world, job.config.seed)
         config = read_json(job.directory / CONFIG_FILE) | {"settings": asdict(job.config)}
         write_json(job.directory / CONFIG_FILE, config)
         seal(job.directory)
-
-
-def spec_file(directory: Path, quick: list[str], **changes: Any) -> Spec:
-    """The spec with some changes, and its .md beside it."""
-    path = directory / "judged.toml"
-    path.write_text(judged(quick, **changes))
-    if not path.with_suffix(".md").exists():
-        path.with_suffix(".md").write_text("# judged\n\n## Why\n\nSo.\n\n## Results\n\n(nothing yet)\n")
-    return load_spec(path)
-
-
-@pytest.fixture(scope="module")
-def made(out: Path, quick: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An out/ with the runs of the spec."""
-    place = tmp_path_factory.mktemp("judged") / "out"
-    place.mkdir()
-    (place / "cache").symlink_to(out / "cache")
-    assert not has_failed(sweep(spec_file(place.parent, quick), place, engine=InProcess()))
-    return place
-
-
-@pytest.fixture
-def write(tmp_path: Path, quick: list[str]) -> Callable[..., Spec]:
-    """write(**changes) -> the spec."""
-    return lambda **changes: spec_file(tmp_path, quick, **changes)
-
-
-@pytest.fixture
-def swept(write: Callable[..., Spec], made: Path, tmp_path: Path) -> tuple[Spec, Path]:
-    """(the spec, its own out/ with finished runs)."""
-    shutil.copytree(made, tmp_path / "out", symlinks=True)
-    return write(), tmp_path / "out"
 
 
 def verdicts(found: SpecVerdict) -> dict[str, str]:
@@ -138,11 +80,11 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
 
 
 def test_a_decision_may_rest_on_the_verdict_of_the_replay(
-    swept: tuple[Spec, Path], write: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
+    swept: tuple[Spec, Path], write_judged: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same runs decide otherwise where another verdict is asked for; the screen gives the verdict and what next."""
     _, out = swept
-    spec = write(go={"verdict": ["GO", "UNDERPOWERED"]})
+    spec = write_judged(out.parent, go={"verdict": ["GO", "UNDERPOWERED"]})
     found = evaluate_spec(spec, out)
     assert found.verdict.word == "GO"
     assert run(cli, ["analyze", str(spec.path), "--out", str(out)]) == 0
@@ -151,10 +93,10 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
     assert "NEXT: " in printed
 
 
-def test_an_edited_spec_and_a_missing_run_are_said(swept: tuple[Spec, Path], write: Callable[..., Spec]) -> None:
+def test_an_edited_spec_and_a_missing_run_are_said(swept: tuple[Spec, Path], write_judged: Callable[..., Spec]) -> None:
     """Runs keep the hash they were made under; a threshold that moved afterwards is in every verdict."""
     _, out = swept
-    edited = write(level=0.8)
+    edited = write_judged(out.parent, level=0.8)
     shutil.rmtree(out / "runs" / "judged-capped-seed0")
     found = evaluate_spec(edited, out)
     assert any("EDITED: judged-plain-seed0" in line for line in found.verdict.caveats)
@@ -176,7 +118,7 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(tmp_path: Path) -> None:
     spec, out = load_spec(tmp_path / "pooled.toml"), tmp_path / "out"
     plant(spec, out)
     (found,) = evaluate_spec(spec, out).verdict.findings
-    cosines = [[step.cos_in for step in read_run(one.directory).steps] for one in runs_of(spec, out)]
+    cosines = [[step.cos_in for step in read_run(one.directory).steps] for one in run_jobs(spec, out)]
     assert np.ptp(cosines, axis=0).min() > 0, "the seeds are the same"
     assert (found.n, found.unit) == (3, "prompt")
     assert found.text.startswith(f"{np.mean(cosines):+.3g}")
@@ -212,7 +154,7 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path) -> None:
 
 
 def test_results_are_written_and_kept(
-    swept: tuple[Spec, Path], write: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
+    swept: tuple[Spec, Path], write_judged: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--write: one entry a version of the spec in its log, whatever stands before or after."""
     spec, out = swept
@@ -228,7 +170,7 @@ def test_results_are_written_and_kept(
     assert first.endswith("\n## Notes\n\nMine.\n")
     assert "primary    aligned: " in first
     assert "DECISION: MORE. again" in capsys.readouterr().out
-    write(level=0.8)
+    write_judged(out.parent, level=0.8)
     assert run(cli, command) == 0
     assert log.read_text().count("### MORE") == 2, "an edited spec adds an entry"
 
@@ -248,3 +190,16 @@ def test_check_and_json(swept: tuple[Spec, Path], capsys: pytest.CaptureFixture[
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"]["word"] == "MORE"
     assert code == (1 if found["verdict"]["findings"][0]["says"] == "FAIL" else 0)
+
+
+def test_the_page_of_a_spec(
+    swept: tuple[Spec, Path], tmp_path: Path, probe: Callable[..., tuple[str, str]], refused: Callable[..., str]
+) -> None:
+    """Decision, criteria and the runs; without runs it says what to do."""
+    spec, out = swept
+    assert "probe spec sweep" in refused("report", spec.path, root=tmp_path / "empty")
+    found = json.loads(probe("report", spec.path, "--json", root=out)[0])
+    assert list(found["verdicts"]) == ["judged-plain-seed0 / plain", "judged-capped-seed0 / capped"]
+    text = re.sub("</?(abbr|span)[^>]*>", "", Path(found["html"]).read_text())
+    for words in ("Does it run?", "MORE", "again", "The criteria were written before the data", "as it is now"):
+        assert words in text, words
