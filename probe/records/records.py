@@ -18,7 +18,7 @@ from replay_pools.base.tables import decode_json
 RUN_SCHEMA = 8  # version of a run's files; readers refuse any other
 # Wire fields of StepRecord.advantage, from `probe.objective.advantages.advantage_diagnostics` and the weighting.
 ADVANTAGE_MEANINGS = {
-    "advantage/mean": "mean of the samples' `advantage`: after the cap; with token credit, before credit and cap",
+    "advantage/mean": "mean of the samples' `advantage`",
     "advantage/std": "their standard deviation (ddof = 1)",
     "advantage/abs_max": "largest |A| after the cap; with token credit, of the tokens",
     "advantage/abs_mean": "mean |A| over the completion tokens, after token credit and the cap",
@@ -103,7 +103,7 @@ class SampleRecord(Record):
     comp_len: Annotated[int, "completion tokens that the policy sampled"]
     cos_S_contrib: Annotated[float | None, "global signed cosine of A_i g_i (the seed's name)"]  # noqa: N815
     grad_norm_contrib: Annotated[float, "norm(A_i g_i)"]
-    mean_cos_in: Annotated[float | None, "the step's value, repeated for each rollout as in the seed"]
+    mean_cos_in: Annotated[float | None, "the step's value, repeated as in the seed"]
     mean_cos_out: Annotated[float | None, "the step's value, repeated"]
     frac_fired: Annotated[float | None, "the step's value, repeated"]
     arm: Annotated[str, "row of probe.settings.arms.ARMS"]
@@ -168,7 +168,7 @@ class StepRecord(Record):
     direction_overlap: Annotated[float | None, "overlap with the first directions: mean squared cosine of the angles"]
     entropy: Annotated[
         float | None,
-        "training only: mean surprisal of tokens that the policy sampled, nats; None in a step without any",
+        "training only: mean surprisal of the policy's tokens, nats; None in a step without any",
     ] = None
     # int stays int, because a resumed run writes what it read.
     kl: Annotated[dict[str, int | float | None], "empty without KL"] = field(default_factory=dict)
@@ -211,17 +211,14 @@ class GradientRecord(Record):
     cos_update: Annotated[float | None, "cosine of the realised update, with the sign of a gradient"]
     hackward_frac_update: Annotated[
         float | None,
-        "the same fraction of the realised update: 0 after a one-sided projection with SGD at one learning rate; "
-        "momentum, Adam, weight decay and several learning rates leave a part",
+        "the same fraction of the realised update; 0 after a one-sided projection only with SGD at one learning rate",
     ]
     projected: Annotated[
         bool, "the optimizer got the projected gradient; if not, `*_out` and `frac_fired` are hypothetical"
     ]
     null_reason: Annotated[str | None, "why the cosines are null"]
     directions: Annotated[str, "16 digits of a sha256 of the directions"]
-    changed: Annotated[
-        bool, "the trained parameters or adapters differ from the step before; the new ones are measured"
-    ] = False
+    changed: Annotated[bool, "the trained parameters or adapters differ from the step before"] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
