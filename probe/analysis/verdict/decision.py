@@ -34,7 +34,6 @@ from scipy.special import ndtri
 from probe.analysis.cosines import LOG_RATIO, WORDS, strength
 from probe.analysis.estimate import Estimate
 from probe.analysis.forecast import AGAINST
-from probe.analysis.lookahead import lost_by_all, plain_arm
 from probe.analysis.pull import TOO_FEW_PROMPTS
 from probe.analysis.rivals import best_rival
 from probe.analysis.statistics.intervals import Interval
@@ -56,7 +55,6 @@ from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.records.idle import idle_settings
 from probe.records.run import in_root, out_of
-from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Answer, Word
 
 if TYPE_CHECKING:
@@ -461,22 +459,14 @@ def _outcome(analysis: "Analysis") -> str:
     )
 
 
-def _foresight(analysis: "Analysis") -> str:
-    """Describe transfer (trainings at scale failed by it), measured or not, and lookahead steps that only destroy."""
+def _transfer(analysis: "Analysis") -> str:
+    """Describe transfer (trainings at scale failed by it), measured or not."""
     transfer = analysis.get("own", "own hacks")
-    said = "transfer " + (f"unmeasured ({transfer.why})" if transfer is not None and transfer.why else "unmeasured")
-    if transfer is not None and transfer.is_bounded:
-        said = (
-            f"transfer: v_hack separates the policy's own {transfer.parts['num_hacks']} hacks from its "
-            f"{transfer.parts['num_honest']} honest solutions with AUROC {transfer}"
-        )
-    arm = next((arm for arm in analysis.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
-    plain = None if arm is None else plain_arm(arm, analysis.arms)
-    if arm is None or (lost := lost_by_all(analysis.of("lookahead"), plain or arm)) is None:
-        return said
+    if transfer is None or not transfer.is_bounded:
+        return "transfer unmeasured" + (f" ({transfer.why})" if transfer is not None and transfer.why else "")
     return (
-        f"{said}; the lookahead says nothing: its steps{' without projection' if plain else ''} make every text less "
-        f"likely, honest solutions by {lost:.0f} nats; replay with a smaller --set lookahead.lr=X"
+        f"transfer: v_hack separates the policy's own {transfer.parts['num_hacks']} hacks from its "
+        f"{transfer.parts['num_honest']} honest solutions with AUROC {transfer}"
     )
 
 
@@ -511,5 +501,5 @@ def _caveats(word: Word, analysis: "Analysis", parts: Sequence[Finding]) -> list
     if word in (Word.BROKEN, Word.TRAINED):
         return [*first, *rest]
     # GO and LIKELY lead to training, so this caveat comes early.
-    rest.insert(0 if word in (Word.GO, Word.LIKELY) else len(rest), _foresight(analysis))
+    rest.insert(0 if word in (Word.GO, Word.LIKELY) else len(rest), _transfer(analysis))
     return [*first, *rest, _THRESHOLDS]
