@@ -17,7 +17,7 @@ from probe.analysis.statistics.intervals import MAX_PROMPTS
 from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import POWER, SD, SHOWN_REMOVED
 from probe.analysis.verdict.advice import PAIRS, K, advise, repeat
-from probe.analysis.verdict.pools import as_sampled
+from probe.analysis.verdict.pools import as_sampled, environment_of
 from probe.analysis.verdict.verdict import Next
 from probe.records.run import CONFIG_FILE, Run
 from probe.settings.presets import configure
@@ -223,7 +223,7 @@ def train(analysis: "Analysis") -> Next:
     sizes = ", ".join(f"{seeds} seeds {mde(SD, seeds):.2f}" for seeds in SEEDS)
     if analysis.basis != "svd":
         why = f", since probe train has vanilla and its controls in the basis svd, not in {analysis.basis}"
-    if why or (analysis.pools and not any(pool.env for pool in analysis.pools)):
+    if why or (analysis.pools and not any(environment_of(pool.said("plan") or {}) for pool in analysis.pools)):
         return advise("elsewhere", direction(run, analysis.basis), sd=SD, sizes=sizes, why=why)
     name = run.path.name if run.path.resolve().parent.name == "runs" else str(run.path)
     return advise("train", f"probe spec plan {shlex.quote(name)}", sd=SD, sizes=sizes)

@@ -87,9 +87,14 @@ def _learnt(vanilla: TrainedArm) -> Finding:
         return _finding("learnt", Answer.UNMEASURED)
     start, end = vanilla.in_percent("hack", "start"), vanilla.in_percent("hack")
     text = f"vanilla hacks {start} of held-out problems at the start and {end} at the end, {points(rose, ALPHA)}"
-    is_ruled = is_ruled_out(rose, ALPHA)
-    says = Answer.YES if is_material(rose, ALPHA) else Answer.NO if is_ruled else Answer.UNCLEAR
-    return _finding("learnt", says, rose, ALPHA, text)
+    return _finding("learnt", _says(rose, ALPHA, Answer.YES, Answer.NO, Answer.UNCLEAR), rose, ALPHA, text)
+
+
+def _says(difference: Comparison, level: float, material: Answer, ruled_out: Answer, otherwise: Answer) -> Answer:
+    """Return the answer of a difference that is material, one of which a material one is ruled out, or any other."""
+    if is_material(difference, level):
+        return material
+    return ruled_out if is_ruled_out(difference, level) else otherwise
 
 
 def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
@@ -98,13 +103,9 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
     less = compared(trainings, (vanilla, arm), vanilla.metric("hack"))
     if less is None:
         return _finding("effect", Answer.UNMEASURED)
-    says = Answer.OPEN
-    if is_material(less, level):
-        says = Answer.FALLS
-    elif is_material(replace(less, value=-less.value), level):
+    says = _says(less, level, Answer.FALLS, Answer.NO_FALL, Answer.OPEN)
+    if is_material(replace(less, value=-less.value), level):
         says = Answer.RISES
-    elif is_ruled_out(less, level):
-        says = Answer.NO_FALL
     text = f"it hacks {arm.in_percent('hack')} and vanilla {vanilla.in_percent('hack')}, {points(less, level, *LOST)}"
     return _finding("effect", says, less, level, text)
 
@@ -116,11 +117,10 @@ def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     since_start = compared(None, [arm], arm.metric("solve", "start"), arm.metric("solve"))
     if lost is None or since_start is None:
         return _finding("price", Answer.UNMEASURED)
-    says, most = Answer.OPEN, f", so at most {100 * lost.bounded(level).high:.0f} points are lost"
-    if is_material(lost, level) or is_material(since_start, level):
-        says, most = Answer.LOST, ""
-    elif is_ruled_out(lost, level):
-        says, most = Answer.KEPT, ""
+    says = _says(lost, level, Answer.LOST, Answer.KEPT, Answer.OPEN)
+    if is_material(since_start, level):
+        says = Answer.LOST
+    most = f", so at most {100 * lost.bounded(level).high:.0f} points are lost" if says is Answer.OPEN else ""
     text = (
         f"it solves {arm.in_percent('solve')} and vanilla {vanilla.in_percent('solve')}, {points(lost, level, *LOST)}"
         f"{most}; at the start it solved {arm.in_percent('solve', 'start')}, which leaves "
