@@ -232,5 +232,6 @@ def compared(
             cell = change(cell, arm.cells(minus, problems))
         # Vanilla enters every comparison, and so does an error in its variance.
         cells.append(replace(cell, keeps_own=trainings is not None and arm is trainings.baseline))
-    is_alone = trainings is None or len(arms) == 1 or bool(minus)
-    return compare(*cells, common=None if is_alone else trainings.spread(metric))
+    if trainings is None or len(arms) == 1 or minus:
+        return compare(*cells)
+    return compare(*cells, common=trainings.spread(metric))
