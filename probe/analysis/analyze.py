@@ -8,7 +8,7 @@
 To add an estimate, see `probe.analysis.families`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,6 @@ from replay_pools.base.errors import InputError, unknown_name
 
 __all__ = ["FAMILIES", "Analysis", "analyze", "conditions"]
 ANY = "*"  # arm
-AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # each argues against a training
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
     *("verdict", "validity", "adapted", "cells", "outcome"),
@@ -225,7 +224,7 @@ class Analysis:
     @property
     def failed(self) -> bool:
         """Return True if the verdict argues against a GO; UNDERPOWERED and LIKELY leave it open."""
-        return self.verdict.word in AGAINST_GO
+        return self.verdict.word in (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)
 
     def settle(self) -> "Analysis":
         """Compute everything that a sweep needs, then free the inner products; later access loads them again."""
@@ -271,17 +270,13 @@ def analyze(
     """
     run = run if isinstance(run, Run) else read_run(run)
     arms = list(dict.fromkeys(step.arm for step in run.steps))
-    if basis is not None and basis not in bases_of(arms):
+    measured = {ARMS[arm].basis for arm in arms if arm in ARMS and ARMS[arm].directions == "v_hack"}
+    if basis is not None and basis not in measured:
         fix = "replay the same pools with such an arm: projected for svd, projected-lora for lora"
         raise InputError(run.path, expected=f"an arm along v_hack in the basis {basis}", found=", ".join(arms), fix=fix)
     analysis = Analysis(run, condition, basis=basis, seed=seed, others=others)
     _ = analysis.verdict  # raises errors about the run's files here
     return analysis
-
-
-def bases_of(arms: Iterable[str]) -> list[Basis]:
-    """Return the bases in which an arm measures along v_hack, in the order of the arms."""
-    return list(dict.fromkeys(ARMS[arm].basis for arm in arms if arm in ARMS and ARMS[arm].directions == "v_hack"))
 
 
 def conditions(run: Run) -> list[str]:

@@ -52,11 +52,3 @@ def moves(records: Sequence[LookaheadRecord]) -> list[Estimate]:
             less = difference(rows[-1], mean_of(measure, others, "prompt", arm=plain))
             rows.append(replace(less, name=f"{measure}, minus {plain}"))
     return rows
-
-
-def lost_by_all(rows: Iterable[Estimate], arm: str) -> float | None:
-    """Return the nats that honest solutions lose if no text gains under an arm (its steps only destroy); else None."""
-    gained = {row.name: row.value for row in rows if row.arm == arm}
-    texts = [value for name in ("hacks", "honest", "held-out hacks") if (value := gained.get(name)) is not None]
-    honest = gained.get("honest")
-    return -honest if honest is not None and max(texts) < 0 else None

@@ -19,7 +19,7 @@ from matplotlib.ticker import PercentFormatter
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import short
-from probe.analysis.statistics.crossed import mean, rate
+from probe.analysis.statistics.crossed import compare, rate
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.training_runs import deployed
 from probe.analysis.verdict.trained_arms import TrainedArm, arms_of
@@ -63,7 +63,7 @@ def rate_at(arm: TrainedArm, metric: str, step: int) -> Estimate | None:
     if len(arm.runs) == 1:
         ends = rates[0][metric]["interval"]
         return Estimate(name=metric, value=values[0], interval=None if ends is None else Interval(**ends))
-    compared = mean(rate([[value] for value in values], sum(row["num_rollouts"] for row in rates)))
+    compared = compare(rate([[value] for value in values], sum(row["num_rollouts"] for row in rates)))
     assert compared is not None  # because there are two seeds
     found = compared.bounded(name=metric)
     return replace(found, interval=Interval(low=max(found.low, 0.0), high=found.high))

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from probe.analysis.estimate import Estimate
-from probe.analysis.statistics.crossed import Cells, Spread, common_spread, difference, mean, rate
+from probe.analysis.statistics.crossed import Cells, Spread, common_spread, compare, rate
 from probe.analysis.statistics.thresholds import MIN_SEEDS
 from probe.analysis.verdict.verdict import Finding
 from probe.experiments.criteria import evaluate
@@ -72,10 +72,10 @@ def measured(table: Table, estimate: str, sides: Sequence[Cell]) -> Estimate:
         return Estimate(name=estimate, unit="seed", n=seeds, why=why)
     name = RATES[estimate]
     if len(sides) == 1:
-        found = mean(table.cells(sides[0], name))
+        found = compare(table.cells(sides[0], name))
     else:
         left, right = (replace(table.cells(one, name), keeps_own=one == table.spec.baseline) for one in sides)
-        found = difference(left, right, table.spread(name))
+        found = compare(left, right, common=table.spread(name))
     assert found is not None
     return found.bounded(name=estimate)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from drawn import axes_of, intervals, series
 
-from probe.analysis.statistics.crossed import mean, rate
+from probe.analysis.statistics.crossed import compare, rate
 from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.records.run import Run
@@ -53,7 +53,7 @@ def test_a_rate_is_the_mean_of_the_seeds_with_its_interval() -> None:
     two = treatment("a", (0.0, 0.5, 0.75), (0.25, 1.0))
     assert steps_of(two) == [0, 32]
     end = rate_at(two, "hack", 32)
-    expected = mean(rate([[0.5], [1.0]], 2 * N))
+    expected = compare(rate([[0.5], [1.0]], 2 * N))
     assert end is not None
     assert expected is not None
     assert end.value == 0.75

@@ -104,46 +104,23 @@ def change(end: Cells, start: Cells) -> Cells:
     return Cells(shares=end.shares - start.shares, drawing=end.drawing + start.drawing)
 
 
-def mean(cells: Cells) -> Comparison | None:
-    """Return the mean of a side; None below two seeds, which carry no information about other seeds."""
-    return _compared([cells], paired=True)
+def compare(*sides: Cells, common: Spread | None = None) -> Comparison | None:
+    """Return the mean of a side, or the first side minus the second: separate runs on the same problems (columns).
 
-
-def difference(a: Cells, b: Cells, common: Spread | None = None) -> Comparison | None:
-    """Return mean(a) minus mean(b), separate runs on the same problems (columns); None if a side has one seed.
+    None if a side has one seed, which carries no information about other seeds.
 
     Args:
+        sides: one or two.
         common: spread of all sides that are compared together; None: each side uses its own seeds' variance.
     """
-    return _compared([a, b], common, paired=False)
-
-
-def common_spread(sides: Iterable[Cells]) -> Spread | None:
-    """Estimate one spread of rates over seeds from all sides together; None if no side has two seeds.
-
-    Sides are weighted by the possible variance of their rate: a side at the floor carries little information.
-    """
-    squares = expected = expected_squares = 0.0
-    for side in sides:
-        means = side.shares.mean(1)
-        squares += float(np.square(means - means.mean()).sum())
-        expected += (len(means) - 1) * side.binomial
-        expected_squares += (len(means) - 1) * side.binomial**2
-    if not expected:
-        return None
-    return squares / expected, expected**2 / expected_squares
-
-
-def _compared(sides: list[Cells], common: Spread | None = None, *, paired: bool) -> Comparison | None:
     counts = [len(side.shares) for side in sides]
     if min(counts) < 2:
         return None
     over_seeds = [_over_seeds(side, common) for side in sides]
     by_problem = sides[0].shares.mean(0)
-    if not paired:
+    if len(sides) > 1:
         by_problem = by_problem - sides[1].shares.mean(0)
-    num_problems = len(by_problem)
-    problems = 0.0
+    num_problems, problems = len(by_problem), 0.0
     if num_problems > 1:
         left = sum(_left_in_cells(side.shares) for side in sides)
         problems = max(float(by_problem.var(ddof=1)) / num_problems - left, 0.0)
@@ -161,8 +138,24 @@ def _compared(sides: list[Cells], common: Spread | None = None, *, paired: bool)
         n=min(counts),
         sd=sd,
         problems=problems,
-        paired=paired,
+        paired=len(sides) == 1,
     )
+
+
+def common_spread(sides: Iterable[Cells]) -> Spread | None:
+    """Estimate one spread of rates over seeds from all sides together; None if no side has two seeds.
+
+    Sides are weighted by the possible variance of their rate: a side at the floor carries little information.
+    """
+    squares = expected = expected_squares = 0.0
+    for side in sides:
+        means = side.shares.mean(1)
+        squares += float(np.square(means - means.mean()).sum())
+        expected += (len(means) - 1) * side.binomial
+        expected_squares += (len(means) - 1) * side.binomial**2
+    if not expected:
+        return None
+    return squares / expected, expected**2 / expected_squares
 
 
 def _over_seeds(side: Cells, common: Spread | None) -> float:

@@ -34,7 +34,6 @@ from scipy.special import ndtri
 from probe.analysis.cosines import LOG_RATIO, WORDS, strength
 from probe.analysis.estimate import Estimate
 from probe.analysis.forecast import AGAINST
-from probe.analysis.lookahead import lost_by_all, plain_arm
 from probe.analysis.pull import TOO_FEW_PROMPTS
 from probe.analysis.rivals import best_rival
 from probe.analysis.statistics.intervals import Interval
@@ -51,12 +50,10 @@ from probe.analysis.statistics.thresholds import (
 )
 from probe.analysis.training_runs import RATES, deployed
 from probe.analysis.verdict import next_step as steps
-from probe.analysis.verdict.advice import advise
 from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.records.idle import idle_settings
 from probe.records.run import in_root, out_of
-from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Answer, Word
 
 if TYPE_CHECKING:
@@ -88,6 +85,7 @@ SCORE_NAMES = {
 TO_80 = float(ndtri(0.9) / ndtri(0.975))  # converts half of a 95% interval to half of an 80% interval
 CHANCE = 0.5  # AUROC of an uninformative score
 VAGUE_COST = 2.0  # width of its interval, a share, above which a cost is uninformative: a quotient by nearly 0
+COMPARE = "compare arms and seeds of one training together"
 Unreadable = tuple[str, Next] | None  # why there is no result along v_hack, and what would give one
 
 
@@ -160,7 +158,7 @@ def _about(analysis: "Analysis", unreadable: Unreadable) -> Reply:
     shares = row, benign, less, half = [analysis.get("shares", name) for name in names]
     missing = (why or "no rollout says whether it hacks") if analysis.unlabelled else hacks_missing(analysis)
     if missing or row is None:
-        return Reply(Answer.UNMEASURED, missing or why, steps.hack_labels())
+        return Reply(Answer.UNMEASURED, missing or why, steps.more_labels())
     number, apart = (None if row.value is None else row), _separated(analysis)
     says, text, step = Answer.UNMEASURED, why, _about_open(shares, analysis)
     if apart:
@@ -204,9 +202,9 @@ def _about_open(shares: Iterable[Estimate | None], analysis: "Analysis") -> Next
         elif share.n:
             return steps.undefined(share, analysis)
         elif share.name == "contrast":
-            return advise("unpaid", why="no rewarded rollout hacks")
+            return steps.unpaid("no rewarded rollout hacks")
         elif any(sample.hacked is None for sample in analysis.samples):
-            return steps.hack_labels()
+            return steps.more_labels()
     what = "rewards that differ among the rollouts of a prompt that do not hack"
     return steps.more_rollouts(what, analysis)
 
@@ -358,7 +356,7 @@ def _cost(analysis: "Analysis") -> tuple[str, Next | None]:
     """Return the cost in words; with what would give the part that is missing."""
     row, more = analysis.get("removed", "removed/honest"), ": they halve the error of the cost"
     if analysis.samples and all(sample.hacked is None or sample.gt_pass is None for sample in analysis.samples):
-        step = advise("labels", labels="are right", column="gt_pass")
+        step = steps.more_labels("are right", "gt_pass")
         return "not measured, since no rollout says whether it is right and honest", step
     if row is None:
         step = steps.more_rollouts("rewarded rollouts that are right and honest", analysis)
@@ -412,7 +410,7 @@ def _word(analysis: "Analysis", replies: Sequence[Reply], parts: Sequence[Findin
         return Word.BROKEN, text, steps.broken(broken[0].name, analysis)
     if analysis.trains:
         text = f"{_outcome(analysis)}Arms are compared over seeds: give their runs together."
-        return Word.TRAINED, text, advise("compare", "probe analyze RUN RUN ...")
+        return Word.TRAINED, text, Next(text=COMPARE, command="probe analyze RUN RUN ...")
     if missing := hacks_missing(analysis):
         step = hackward.step if says is Answer.UNMEASURED else steps.mixed_pool(analysis)
         return Word.UNDERPOWERED, f"{missing}; {hackward.text}", step
@@ -461,22 +459,14 @@ def _outcome(analysis: "Analysis") -> str:
     )
 
 
-def _foresight(analysis: "Analysis") -> str:
-    """Describe transfer (trainings at scale failed by it), measured or not, and lookahead steps that only destroy."""
+def _transfer(analysis: "Analysis") -> str:
+    """Describe transfer (trainings at scale failed by it), measured or not."""
     transfer = analysis.get("own", "own hacks")
-    said = "transfer " + (f"unmeasured ({transfer.why})" if transfer is not None and transfer.why else "unmeasured")
-    if transfer is not None and transfer.is_bounded:
-        said = (
-            f"transfer: v_hack separates the policy's own {transfer.parts['num_hacks']} hacks from its "
-            f"{transfer.parts['num_honest']} honest solutions with AUROC {transfer}"
-        )
-    arm = next((arm for arm in analysis.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
-    plain = None if arm is None else plain_arm(arm, analysis.arms)
-    if arm is None or (lost := lost_by_all(analysis.of("lookahead"), plain or arm)) is None:
-        return said
+    if transfer is None or not transfer.is_bounded:
+        return "transfer unmeasured" + (f" ({transfer.why})" if transfer is not None and transfer.why else "")
     return (
-        f"{said}; the lookahead says nothing: its steps{' without projection' if plain else ''} make every text less "
-        f"likely, honest solutions by {lost:.0f} nats; replay with a smaller --set lookahead.lr=X"
+        f"transfer: v_hack separates the policy's own {transfer.parts['num_hacks']} hacks from its "
+        f"{transfer.parts['num_honest']} honest solutions with AUROC {transfer}"
     )
 
 
@@ -511,5 +501,5 @@ def _caveats(word: Word, analysis: "Analysis", parts: Sequence[Finding]) -> list
     if word in (Word.BROKEN, Word.TRAINED):
         return [*first, *rest]
     # GO and LIKELY lead to training, so this caveat comes early.
-    rest.insert(0 if word in (Word.GO, Word.LIKELY) else len(rest), _foresight(analysis))
+    rest.insert(0 if word in (Word.GO, Word.LIKELY) else len(rest), _transfer(analysis))
     return [*first, *rest, _THRESHOLDS]

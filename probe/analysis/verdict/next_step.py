@@ -1,6 +1,7 @@
-"""Steps that decide an open answer on a replay or follow from its verdict: advice filled in, with its command.
+"""Steps that decide an open answer on a replay, or follow from its verdict: a sentence, and at most one command.
 
-`probe.analysis.verdict.decision` chooses the step; `probe.analysis.verdict.advice` has the sentences.
+`probe.analysis.verdict.decision` chooses the step. A command is one line; what takes several commands is a section of
+the manual (`probe docs NAME`). To add advice, write a function that returns its `Next`.
 """
 
 import math
@@ -16,17 +17,17 @@ from probe.analysis.pull import TOO_FEW_PROMPTS, pairs_to_reach, prompts_needed
 from probe.analysis.statistics.intervals import MAX_PROMPTS
 from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import POWER, SD, SHOWN_REMOVED
-from probe.analysis.verdict.advice import PAIRS, K, advise, repeat
-from probe.analysis.verdict.pools import as_sampled
+from probe.analysis.verdict.pools import as_sampled, environment_of
 from probe.analysis.verdict.verdict import Next
 from probe.records.run import CONFIG_FILE, Run
-from probe.settings.presets import configure
+from probe.settings.presets import configure, setting_text
 from probe.settings.words import HIGHER
 from replay_pools.base.tables import flat
 
 if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
 
+K, PAIRS = "intervention.extraction.k", "intervention.extraction.pairs"
 SEEDS = (3, 5, 10)  # seeds per arm, for the cost of the trainings after a GO
 MORE = 4  # factor on rollouts, prompts or pairs that halves an error, or gives answers of both kinds to a prompt
 LEAST_PROMPTS = 20  # minimum advised if an interval needs prompts; its width falls with their square root
@@ -45,6 +46,13 @@ SHARE_WORDS = {  # {a share: how advice calls it}
 }
 
 
+def repeat(run: Run, as_name: str = "again", /, **changes: Any) -> str:
+    """Return the command that repeats a run under another name; `changes` are settings by their dotted keys."""
+    command = f"probe {run.settings.verb} --config {shlex.quote(str(run.path / CONFIG_FILE))}"
+    changed = "".join(f" --set {shlex.quote(f'{key}={setting_text(value)}')}" for key, value in changes.items())
+    return f"{command}{changed} --name {as_name}"
+
+
 def direction(run: Run, basis: Basis) -> str:
     """Return the command that creates a run's direction as a file by extraction, or shows the file given to the run."""
     v_hack, model = run.settings.intervention.v_hack, run.config.get("model")
@@ -60,14 +68,15 @@ def direction(run: Run, basis: Basis) -> str:
 
 def other_pairs(analysis: "Analysis", why: str) -> Next:
     """Advise other pairs."""
-    return advise("other pairs", _with_pairs(analysis), why=why)
+    return Next(text=f"use other pairs (probe docs directions): {why}", command=_with_pairs(analysis))
 
 
 def more_pairs(analysis: "Analysis", what: str, held_out: int, pairs: int | None = None) -> Next:
     """Advise `pairs` held-out pairs (default: MORE times `held_out`), and as large a factor on the extraction pairs."""
     pairs = MORE * held_out if pairs is None else pairs
     extract = f" and {pairs / held_out:.2g} times as many pairs to extract from" if held_out > 1 else ""
-    return advise("pairs", _with_pairs(analysis), pairs=pairs, held_out=held_out, extract=extract, what=what)
+    text = f"use about {pairs} held-out pairs ({held_out} so far){extract}{what}"
+    return Next(text=text, command=_with_pairs(analysis))
 
 
 def _with_pairs(analysis: "Analysis") -> str:
@@ -88,19 +97,25 @@ def _on_pools(analysis: "Analysis", names: Sequence[str], name: str = "again", *
 def broken(part: str, analysis: "Analysis") -> Next:
     """Advise what mends a part of the measurement."""
     run, again = analysis.records, "train again" if analysis.trains else "repeat the run"
+    text, command = f"{again} under another name; the same result is a bug of this program", repeat(run)
     match part:
-        case "grader canaries":
-            return advise("grader", "probe doctor", repeat=again)
-        case "regrade agreement":
-            names = [pool.reference if pool.regrade is None else pool.regrade.name for pool in analysis.pools]
-            return advise("regraded", "" if analysis.trains else _on_pools(analysis, names), repeat=again)
-        case "template tails":
-            return advise("template")
         case "held-out sign":
             return other_pairs(analysis, "this v_hack has the wrong sign on held-out hacks")
+        case "grader canaries":
+            text = f"grade again where submissions are isolated (probe docs grader), then {again}"
+            command = "probe doctor"
+        case "regrade agreement":
+            names = [pool.reference if pool.regrade is None else pool.regrade.name for pool in analysis.pools]
+            text = f"{again} on the labels of the second grading"
+            command = "" if analysis.trains else _on_pools(analysis, names)
+        case "template tails":
+            text, command = "render the prompts of all pools with one chat template (probe docs pools)", ""
         case "contributions add up" if (dtype := HIGHER.get(run.settings.model.dtype)) is not None:
-            return advise("rounding", repeat(run, **{"model.dtype": dtype}), dtype=dtype)
-    return advise("again", repeat(run), repeat=again)
+            text, command = (
+                f"replay in {dtype}; contributions differ by rounding",
+                repeat(run, **{"model.dtype": dtype}),
+            )
+    return Next(text=f"do not use this run until this is fixed: {text}", command=command)
 
 
 def not_toward(share: Estimate, analysis: "Analysis") -> Next:
@@ -109,25 +124,33 @@ def not_toward(share: Estimate, analysis: "Analysis") -> Next:
         ceiling = f"these directions align with held-out hacks ({share.parts['ceiling']:+.3f})"
         return other_pairs(analysis, f"{ceiling}, and not with these updates")
     if analysis.unlabelled:
-        return hack_labels()
+        return more_labels()
     paid = {}
     for hacked in (True, False):
         side = [sample for sample in analysis.sure if bool(sample.hacked) == hacked]
         advantages, rewards = ([getattr(one, name) for one in side] for name in ("advantage", "reward"))
         paid[hacked] = (sum(advantages) / len(side), sum(rewards) / len(side)) if side else (0.0, 0.0)
     if paid[True][0] <= paid[False][0]:
-        why = f"hacks earn {paid[True][1]:.2g}, others {paid[False][1]:.2g}; if it is right, leave projection out"
-        return advise("unpaid", why=why)
+        earned = f"hacks earn {paid[True][1]:.2g}, others {paid[False][1]:.2g}"
+        return unpaid(f"{earned}; if it is right, leave projection out")
     benign = analysis.get("shares", "benign") or Estimate(name="benign")
     what = f"what the other rollouts teach (alignment {benign} without the hacks)"
     return mixed_pool(analysis, f"{what} outweighs the rewarded hacks: ")
+
+
+def unpaid(why: str) -> Next:
+    """Advise to check the reward."""
+    return Next(text=f"check the reward (--map reward=COLUMN): {why}")
 
 
 def generic(analysis: "Analysis") -> Next:
     """Advise pairs that differ in the hack alone, or to check the labels."""
     contrast, pools = analysis.get("shares", "contrast"), analysis.pools
     if contrast is not None and contrast.high < 0 and not any(pool.said("regraded_from") for pool in pools):
-        return advise("inverted")
+        return Next(
+            text="read some rollouts of both kinds (probe pool show): labelled hacks point less toward the hack than "
+            "honest answers; are the labels swapped (--map hacked=COLUMN, probe pool regrade)?"
+        )
     why = "write pairs like the held-out ones that differ in the hack alone (same body, length and tests)"
     return other_pairs(analysis, why)
 
@@ -140,7 +163,8 @@ def mixed_pool(analysis: "Analysis", why: str = "") -> Next:
         where = ". The package has such a pool: replay it where it was sampled"
         changes = {"source.match": "problem", **as_sampled(MIXED)}
         command = _on_pools(analysis, [MIXED], MIXED, **changes)
-    return advise("mixed", command, why=why, where=where)
+    kinds = "several to each prompt with the same hint, so that hacks and honest answers are alike"
+    return Next(text=f"{why}use rollouts of one policy that hacks in 30% to 60%, {kinds}{where}", command=command)
 
 
 def more_directions(analysis: "Analysis") -> Next:
@@ -151,7 +175,11 @@ def more_directions(analysis: "Analysis") -> Next:
     if k <= now or intervention.v_hack is not None:
         why = f"to remove {SHOWN_REMOVED:.0%} or more of the gain on held-out hacks, take pairs like the held-out ones"
         return other_pairs(analysis, why)
-    return advise("directions", repeat(analysis.records, **{K: k}), k=k)
+    text = (
+        f"project out {SHOWN_REMOVED:.0%} or more of the gain on held-out hacks: {k} of the same pairs, or of pairs "
+        "like the held-out ones"
+    )
+    return Next(text=text, command=repeat(analysis.records, **{K: k}))
 
 
 def confounded(scores: str, analysis: "Analysis") -> Next:
@@ -163,7 +191,10 @@ def confounded(scores: str, analysis: "Analysis") -> Next:
     is_own = adapter is not None and {pool.policy[1] for pool in pools} == {adapter}
     hack_rate = sum(bool(sample.hacked) for sample in sure) / max(len(sure), 1)
     if is_own or (len(pools) == 1 and LEAST_MIXED <= hack_rate <= 1 - LEAST_MIXED):
-        return advise("by nature", scores=scores or "their rewards")
+        return Next(
+            text="train vanilla, projection and norm-matched shuffled pairs: this policy's hacks differ in "
+            f"{scores or 'their rewards'} by nature, and only trainings decide"
+        )
     return mixed_pool(analysis)
 
 
@@ -177,21 +208,26 @@ def overlap_unclear(unclear: Sequence[Estimate], scores: str, analysis: "Analysi
     return more_prompts(analysis, f"{what} ({POWER:.0%} power)", max(*needed_prompts, so_far + 1), so_far)
 
 
-def hack_labels() -> Next:
-    """Advise labels of hacks."""
-    return advise("labels", labels="hack", column="hacked")
+def more_labels(labels: str = "hack", column: str = "hacked") -> Next:
+    """Advise labels."""
+    return Next(
+        text=f"say which rollouts {labels} (--map {column}=COLUMN of probe check or probe pool import); for minicode "
+        "and LeetCode problems probe pool regrade finds it out"
+    )
 
 
 def other_arms(run: Run) -> Next:
     """Advise an arm that measures along v_hack."""
-    return advise("arm", repeat(run, **{"intervention.arms": ["vanilla", "projected"]}))
+    command = repeat(run, **{"intervention.arms": ["vanilla", "projected"]})
+    return Next(text="measure an arm along v_hack", command=command)
 
 
 def plain_loss(run: Run) -> Next:
     """Advise the default objective, whose cosines the inner products reproduce."""
     usual, here = flat(asdict(configure("replay").objective)), flat(asdict(run.settings.objective))
     changes = {f"objective.{key}": usual[key] for key, value in here.items() if value != usual[key]}
-    return advise("plain", repeat(run, **changes))
+    text = "replay with advantages and gradients alone, and keep the inner products"
+    return Next(text=text, command=repeat(run, **changes))
 
 
 def undefined(share: Estimate, analysis: "Analysis") -> Next:
@@ -221,12 +257,14 @@ def train(analysis: "Analysis") -> Next:
     """Advise a training with controls, by this program or along the direction in another trainer."""
     run, why = analysis.records, ""
     sizes = ", ".join(f"{seeds} seeds {mde(SD, seeds):.2f}" for seeds in SEEDS)
+    effect = f"smallest detectable drop in the hack rate ({POWER:.0%} power, sd {SD:g} between seeds): {sizes}"
     if analysis.basis != "svd":
         why = f", since probe train has vanilla and its controls in the basis svd, not in {analysis.basis}"
-    if why or (analysis.pools and not any(pool.env for pool in analysis.pools)):
-        return advise("elsewhere", direction(run, analysis.basis), sd=SD, sizes=sizes, why=why)
+    if why or (analysis.pools and not any(environment_of(pool.said("plan") or {}) for pool in analysis.pools)):
+        text = "train in your own trainer along the direction (probe docs trainers), with vanilla and a KL penalty as"
+        return Next(text=f"{text} rivals{why}; {effect}", command=direction(run, analysis.basis))
     name = run.path.name if run.path.resolve().parent.name == "runs" else str(run.path)
-    return advise("train", f"probe spec plan {shlex.quote(name)}", sd=SD, sizes=sizes)
+    return Next(text=f"train with controls and rivals; {effect}", command=f"probe spec plan {shlex.quote(name)}")
 
 
 def _group(analysis: "Analysis") -> int:
@@ -236,7 +274,7 @@ def _group(analysis: "Analysis") -> int:
 def more_rollouts(what: str, analysis: "Analysis") -> Next:
     """Advise more rollouts of every prompt."""
     group = _group(analysis)
-    return advise("rollouts", what=what, more=f"{MORE * group} rollouts of every prompt, {group} so far")
+    return Next(text=f"get {what}: {MORE * group} rollouts of every prompt, {group} so far")
 
 
 def more_prompts(analysis: "Analysis", what: str, prompts: int | None = None, so_far: int | None = None) -> Next:
@@ -259,4 +297,5 @@ def more_prompts(analysis: "Analysis", what: str, prompts: int | None = None, so
         limit = f"log {steps} {groups} in your trainer and import them (probe docs logs)"
     else:
         limit = f"sample or log {steps} {groups} (probe docs pools)"
-    return advise("prompts", command, prompts=prompts, so_far=so_far, what=what, limit=limit)
+    text = f"replay about {prompts} prompts ({so_far} so far){what}; {limit}"
+    return Next(text=text, command=command)

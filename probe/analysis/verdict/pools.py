@@ -41,11 +41,6 @@ class PoolFacts:
         """The model and adapter that sampled it."""
         return self.said("policy.base_model"), self.said("policy.adapter")
 
-    @property
-    def env(self) -> str | None:
-        """The environment of its problems; None if `probe train` cannot sample them."""
-        return environment_of(self.said("plan") or {})
-
 
 def pool_facts(run: Run) -> list[PoolFacts]:
     """Return the pools of a run; a training run's own rollouts come before the hacking policy's.

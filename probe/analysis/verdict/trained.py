@@ -20,7 +20,7 @@ A difference is material if its interval excludes 0 and it is at least MATERIAL_
 interval lies below MATERIAL_RATE. `Trainings` sets each statement's confidence level.
 WORKS and LOWERS may leave open whether a rival does equally well: the sentence says so, and NEXT says how to decide it.
 
-To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_word`, and its advice to `_reason`.
+To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_word`, and its advice to `next_step`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from probe.analysis.statistics.crossed import MAX_SEEDS, Comparison
-from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
-from probe.analysis.verdict.advice import K, advise, repeat
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS, POWER
+from probe.analysis.verdict.next_step import K, repeat
 from probe.analysis.verdict.trained_arms import (
     RateName,
     TrainedArm,
@@ -87,9 +87,14 @@ def _learnt(vanilla: TrainedArm) -> Finding:
         return _finding("learnt", Answer.UNMEASURED)
     start, end = vanilla.in_percent("hack", "start"), vanilla.in_percent("hack")
     text = f"vanilla hacks {start} of held-out problems at the start and {end} at the end, {points(rose, ALPHA)}"
-    is_ruled = is_ruled_out(rose, ALPHA)
-    says = Answer.YES if is_material(rose, ALPHA) else Answer.NO if is_ruled else Answer.UNCLEAR
-    return _finding("learnt", says, rose, ALPHA, text)
+    return _finding("learnt", _says(rose, ALPHA, Answer.YES, Answer.NO, Answer.UNCLEAR), rose, ALPHA, text)
+
+
+def _says(difference: Comparison, level: float, material: Answer, ruled_out: Answer, otherwise: Answer) -> Answer:
+    """Return the answer of a difference that is material, one of which a material one is ruled out, or any other."""
+    if is_material(difference, level):
+        return material
+    return ruled_out if is_ruled_out(difference, level) else otherwise
 
 
 def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
@@ -98,13 +103,9 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
     less = compared(trainings, (vanilla, arm), vanilla.metric("hack"))
     if less is None:
         return _finding("effect", Answer.UNMEASURED)
-    says = Answer.OPEN
-    if is_material(less, level):
-        says = Answer.FALLS
-    elif is_material(replace(less, value=-less.value), level):
+    says = _says(less, level, Answer.FALLS, Answer.NO_FALL, Answer.OPEN)
+    if is_material(replace(less, value=-less.value), level):
         says = Answer.RISES
-    elif is_ruled_out(less, level):
-        says = Answer.NO_FALL
     text = f"it hacks {arm.in_percent('hack')} and vanilla {vanilla.in_percent('hack')}, {points(less, level, *LOST)}"
     return _finding("effect", says, less, level, text)
 
@@ -116,11 +117,10 @@ def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     since_start = compared(None, [arm], arm.metric("solve", "start"), arm.metric("solve"))
     if lost is None or since_start is None:
         return _finding("price", Answer.UNMEASURED)
-    says, most = Answer.OPEN, f", so at most {100 * lost.bounded(level).high:.0f} points are lost"
-    if is_material(lost, level) or is_material(since_start, level):
-        says, most = Answer.LOST, ""
-    elif is_ruled_out(lost, level):
-        says, most = Answer.KEPT, ""
+    says = _says(lost, level, Answer.LOST, Answer.KEPT, Answer.OPEN)
+    if is_material(since_start, level):
+        says = Answer.LOST
+    most = f", so at most {100 * lost.bounded(level).high:.0f} points are lost" if says is Answer.OPEN else ""
     text = (
         f"it solves {arm.in_percent('solve')} and vanilla {vanilla.in_percent('solve')}, {points(lost, level, *LOST)}"
         f"{most}; at the start it solved {arm.in_percent('solve', 'start')}, which leaves "
@@ -228,33 +228,37 @@ def next_step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, train
     """Return the next training after a verdict."""
     vanilla = trainings.baseline
     if not vanilla.runs or not arm.runs:
-        return advise("unfinished", arm=arm.name if vanilla.runs else "vanilla", so_far=0)
+        return _finish(arm.name if vanilla.runs else "vanilla")
     match word:
         case Outcome.NO_QUESTION:
             steps = 2 * vanilla.settings.steps
             train = _train(vanilla, vanilla.arm, trainings, "longer", steps=steps)
-            return advise("longer", train, steps=steps, points=100 * MATERIAL_RATE)
+            more = f"until it hacks {100 * MATERIAL_RATE:.0f} points more than at the start"
+            return Next(text=f"train vanilla alone for {steps} steps, {more}", command=train)
         case Outcome.WORKS if not _open(findings):
             if arm.needs_pairs and not trainings.rivals(arm):
                 penalty = {"objective.reference": "base", BETA: PENALTY}
                 train = _train(vanilla, vanilla.arm, trainings, "penalty", **penalty)
-                return advise("penalty", train, beta=PENALTY, seeds=len(arm.seeds))
+                rival = f"a rival that needs no pairs, a KL penalty of {PENALTY:g}, on {len(arm.seeds)} seeds"
+                return Next(text=f"train {rival}", command=train)
             less = compared(trainings, (vanilla, arm), vanilla.metric("hack"))
             assert less is not None
             seeds = less.seeds_to_see(less.value / 2)
             train = _train(arm, arm.arm, trainings, "elsewhere", **{"model.name": "MODEL"})
-            return advise("model", train, seeds=f"not even {MAX_SEEDS}" if seeds is None else seeds)
+            seeds = f"not even {MAX_SEEDS}" if seeds is None else seeds
+            power = f"{seeds} seeds an arm detect half of this drop with {POWER:.0%} power"
+            return Next(text=f"train another model, against vanilla: {power}", command=train)
         case Outcome.DOMINATED:
             return _dominated(findings[-1].rival, arm, trainings)
         case Outcome.VACUOUS:
-            return advise("leave out", why="no setting of it acted on these runs")
+            return Next(text="leave the arm out: no setting of it acted on these runs")
         case Outcome.RAISES:
-            return advise("leave out", why="it teaches the hack that it should prevent")
+            return Next(text="leave the arm out: it teaches the hack that it should prevent")
         case Outcome.COSTS:
             return _another_dose(arm, trainings, 0.5, "half the dose")
         case Outcome.NO_EFFECT if arm.arm != "vanilla" and not arm.needs_pairs:
             why = "a control without an effect: what v_hack does is not due to the shape of the projection"
-            return advise("leave out", why=why)
+            return Next(text=f"leave the arm out: {why}")
         case Outcome.NO_EFFECT:
             return _another_dose(arm, trainings, 2, "twice the dose")
     return _more_seeds(_open(findings)[0], arm, trainings)
@@ -276,7 +280,7 @@ def _dominated(name: str, arm: TrainedArm, trainings: Trainings) -> Next:
         more = f"{arm.name} cannot be added, because {clash} differs"
     else:
         more, command = f"see whether {arm.name} adds anything", _train(rival, arm.arm, trainings, "both", **added)
-    return advise("rival", command, rival=rival.name, rates=rates, more=more)
+    return Next(text=f"use {rival.name}, {rates}: {more}", command=command)
 
 
 def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Next:
@@ -291,14 +295,14 @@ def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, dose: st
         key = BETA if BETA in _apart(arm, trainings) else ""
     now = settings[key] if key else None
     if not now:
-        return advise("no dose", dose=dose, key=arm.condition or arm.arm, why="it has no dose")
+        return Next(text=f"{dose} ({arm.condition or arm.arm}): it has no dose")
     value = max(round(factor * now), 1) if key in COUNTS else factor * now
     is_of_file = key == K and settings["intervention.v_hack"] is not None
     if is_of_file or value == now or (key in COUNTS and value > _most(key, arm)):
         why = "train along a file of so many directions" if is_of_file else "these pairs do not give it: use others"
-        return advise("no dose", dose=dose, key=key, why="it cannot be lower" if value == now else why)
+        return Next(text=f"{dose} ({key}): {'it cannot be lower' if value == now else why}")
     command = _train(arm, arm.arm, trainings, "other-dose", **{key: value})
-    return advise("dose", command, dose=dose, key=key, now=now, value=value)
+    return Next(text=f"{dose}: {key} {value:g} instead of {now:g}", command=command)
 
 
 def _most(key: str, arm: TrainedArm) -> int:
@@ -322,13 +326,22 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, trainings: Trainings) -> Nex
     behind = min((other, arm), key=lambda side: len(side.seeds))
     train = _train(behind, behind.arm, trainings, "more") if behind.runs else ""
     if open_one.n < MIN_SEEDS:
-        return advise("unfinished", train, arm=behind.name, so_far=len(behind.seeds))
+        return _finish(behind.name, len(behind.seeds), train)
     if open_one.needed is None:
-        evaluation = arm.settings.evaluation
-        sizes = {"problems": evaluation.num_problems, "rollouts": evaluation.rollouts_per_problem}
-        return advise("no seeds", most=MAX_SEEDS, question=open_one.question, **sizes)
-    seeds = {"seeds": open_one.needed, "so_far": open_one.n, "more": open_one.needed - open_one.n}
-    return advise("seeds", train, question=open_one.question, **seeds)
+        # No command: an arm with a different evaluation is not compared.
+        sizes = arm.settings.evaluation
+        return Next(
+            text=f'no number of seeds up to {MAX_SEEDS} decides "{open_one.question}": train all arms again with more '
+            f"held-out problems (evaluation.num_problems, {sizes.num_problems} so far), more rollouts of each "
+            f"(evaluation.rollouts_per_problem, {sizes.rollouts_per_problem} so far), or another dose"
+        )
+    decide = f'{open_one.needed} decide "{open_one.question}" with {POWER:.0%} power ({open_one.n} so far)'
+    return Next(text=f"train {open_one.needed - open_one.n} more seeds of each arm: {decide}", command=train)
+
+
+def _finish(arm: str, so_far: int = 0, command: str = "") -> Next:
+    text = f"finish and evaluate runs of {arm}, {MIN_SEEDS} seeds or more ({so_far} so far)"
+    return Next(text=text, command=command)
 
 
 def _apart(arm: TrainedArm, trainings: Trainings) -> Mapping[str, Any]:

@@ -21,8 +21,7 @@ from probe.analysis.statistics.crossed import (
     Spread,
     change,
     common_spread,
-    difference,
-    mean,
+    compare,
     rate,
 )
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
@@ -226,12 +225,13 @@ def compared(
     tables = [outcome.shares.get(metric, {}) for arm in arms for outcome in arm.outcomes]
     # Held-out problems that every run met; none if any run's rollouts are missing.
     problems = [name for name in tables[0] if name != ALL and all(name in table for table in tables)]
-    cells = [arm.cells(metric, problems) for arm in arms]
-    if minus:
-        cells = [change(cell, arm.cells(minus, problems)) for cell, arm in zip(cells, arms, strict=True)]
-    if len(arms) == 1:
-        return mean(cells[0])
-    # Vanilla enters every comparison, and so does an error in its variance.
-    is_baseline = [trainings is not None and arm is trainings.baseline for arm in arms]
-    a, b = (replace(cell, keeps_own=keeps) for cell, keeps in zip(cells, is_baseline, strict=True))
-    return difference(a, b, None if minus or trainings is None else trainings.spread(metric))
+    cells = []
+    for arm in arms:
+        cell = arm.cells(metric, problems)
+        if minus:
+            cell = change(cell, arm.cells(minus, problems))
+        # Vanilla enters every comparison, and so does an error in its variance.
+        cells.append(replace(cell, keeps_own=trainings is not None and arm is trainings.baseline))
+    if trainings is None or len(arms) == 1 or minus:
+        return compare(*cells)
+    return compare(*cells, common=trainings.spread(metric))

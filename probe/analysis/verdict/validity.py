@@ -1,7 +1,7 @@
 """Check part by part that the measurement can be trusted (METHOD section 7).
 
 To add a part, write a function that takes Analysis and returns (HOLDS | BROKEN | NOT SEEN, text), add a row to PARTS
-and, if the part can break, a row to `probe.analysis.verdict.advice.ADVICE`.
+and, if the part can break, a case to `probe.analysis.verdict.next_step.broken`.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,8 +42,9 @@ def _canaries(analysis: "Analysis") -> Part:
     if analysis.unlabelled:
         return NOT_SEEN, "no rollout has a label"
     pools = analysis.pools
-    if not pools or (unknown := [pool.name for pool in pools if pool.said("grader.version") is None]):
-        return NOT_SEEN, f"no grader recorded for {', '.join(unknown) if pools else 'the pools'}"
+    unknown = [pool.name for pool in pools if pool.said("grader.version") is None]
+    if unknown or not pools:
+        return NOT_SEEN, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
     unsafe = [pool.name for pool in pools if pool.said("grader.isolation") == UNSAFE]
     if unsafe:
         return BROKEN, f"{', '.join(unsafe)} graded without isolation: a submission may have written its own label"

@@ -12,7 +12,6 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.thresholds import MATERIAL
 from probe.analysis.verdict import next_step as steps
-from probe.analysis.verdict.advice import repeat
 from probe.records.run import Run, read_run
 from probe.settings.presets import configure
 from replay_pools.base.errors import InputError
@@ -69,7 +68,7 @@ def test_a_family_that_is_none_names_those_that_are(stored: Run) -> None:
 
 
 def test_a_command_repeats_a_run_with_some_settings(stored: Run) -> None:
-    command = repeat(stored, "mine", steps=None, **{"source.replay_dirs": ["a b", "c"]})
+    command = steps.repeat(stored, "mine", steps=None, **{"source.replay_dirs": ["a b", "c"]})
     words = ["--set", "steps=none", "--set", 'source.replay_dirs=["a b", "c"]', "--name", "mine"]
     assert shlex.split(command) == ["probe", "replay", "--config", str(stored.path / "config.json"), *words]
 

@@ -1,6 +1,5 @@
 """A pool that this project did not make: its labels are its logger's, and its ids may be of another model."""
 
-import gzip
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -16,26 +15,6 @@ from probe.records.run import read_run
 from replay_pools.pool import BUILTIN, open_pool
 
 DERIVED = ("grade", "sampling_logprobs")  # what no logger of another trainer writes
-
-
-def test_labels_of_a_logger_are_not_seen_made(
-    small: str, few_pairs: list[str], tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Hacks of the one log, honest answers of the other; the next rollouts are asked of the logger."""
-    names = ("logged-teacher", "logged-base")
-    for name in names:
-        rows = []
-        for group in open_pool(BUILTIN / name.partition("-")[2]).steps[:6]:
-            rows += [{key: value for key, value in asdict(each).items() if key not in DERIVED} for each in group]
-        path = tmp_path / name / "step_000.jsonl.gz"
-        path.parent.mkdir()
-        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-        options = ["--name", name, "--model", small, "--out", str(out)]
-        assert run(cli, ["pool", "import", str(path.parent), *options]) == 0
-    options = ["--replay-dirs", ",".join(names), "--arm", "vanilla", "--name", "logged", *few_pairs]
-    assert run(cli, ["replay", *options, "--out", str(out)]) == 0
-    (part,) = [row for row in analyze(read_run(out / "runs" / "logged")).validity if row.name == "grader canaries"]
-    assert (part.says, "logger's" in part.text) == ("NOT SEEN", True)
 
 
 def test_a_log_without_labels_is_replayed(

@@ -49,31 +49,20 @@ def pairs() -> PairGradients:
     return PairGradients(hack=hack, clean=clean, held_out=held_out, metadata={})
 
 
+def rows_of(pairs: PairGradients) -> list[np.ndarray]:
+    """(2n, r) a module."""
+    return [torch.cat([pairs.hack[m], pairs.clean[m]]).double().numpy() for m in SIZES]
+
+
 def gram_of(pairs: PairGradients, **settings) -> PairGram:
-    rows = {m: torch.cat([pairs.hack[m], pairs.clean[m]]).double() for m in SIZES}
-    how = {
-        "method": "svd",
-        "k": 3,
-        "tau": 0.0,
-        "drop_bottom_frac": 0.0,
-        "eps": float(torch.finfo(torch.float32).eps),
-    } | settings
-    return PairGram(
-        modules=tuple(SIZES),
-        sizes=np.array(list(SIZES.values())),
-        pairs=np.stack([(g @ g.T).numpy() for g in rows.values()]),
-        held_out=pairs.held_out.numpy(),
-        **how,
-    )
+    gram = pair_gram(rows_of(pairs), pairs.held_out.numpy(), k=3)
+    return replace(gram, eps=float(torch.finfo(torch.float32).eps), **settings)
 
 
 def step_of(pairs: PairGradients, unit: dict[str, Tensor]) -> StepGram:
-    rows = {m: torch.cat([pairs.hack[m], pairs.clean[m]]).double() for m in SIZES}
-    return StepGram(
-        inner=np.stack([(unit[m].double() @ rows[m].T).numpy() for m in SIZES]),
-        samples=np.stack([(unit[m].double() @ unit[m].double().T).numpy() for m in SIZES]),
-        weights={},
-    )
+    own = [unit[m].double().numpy() for m in SIZES]
+    inner = np.stack([g @ rows.T for g, rows in zip(own, rows_of(pairs), strict=True)])
+    return StepGram(inner=inner, samples=np.stack([g @ g.T for g in own]), weights={})
 
 
 @pytest.mark.parametrize(

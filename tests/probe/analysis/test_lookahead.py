@@ -10,7 +10,6 @@ from scipy import stats
 from worlds import World, make_run
 
 from extraction.pairs import builtin_pairs, write_pairs
-from probe.analysis.analyze import analyze
 from probe.analysis.lookahead import moves
 from probe.analysis.rivals import transfer
 from probe.analysis.screen import K
@@ -88,17 +87,6 @@ def test_differences_are_paired_by_prompt() -> None:
     assert [row.name for row in moves(records)] == ["honest", "honest", "honest, minus vanilla"]
     half = stats.t.ppf(0.975, 2) * stats.tstd([-0.25, -0.5, 0.0]) / 3**0.5
     assert (less.value, less.high) == pytest.approx((-0.25, -0.25 + half))
-
-
-@pytest.mark.parametrize(("hacks", "destroys"), [(-64.0, True), (1.5, False)])
-def test_steps_that_destroy_the_policy_say_nothing(hacks: float, destroys: bool, tmp_path: Path) -> None:
-    """As twenty steps of LoRA at the rate for delta_S do; a policy that grows sharper loses honest solutions alone."""
-    moved = [row for arm in ("vanilla", "projected") for row in rows(arm, "hacks", hacks) + rows(arm, "honest", -117.0)]
-    stored = replace(read_run(make_run(tmp_path / "runs" / "run", World())), lookahead=moved)
-    said = " ".join(analyze(stored).verdict.caveats)
-    assert (
-        "its steps without projection make every text less likely, honest solutions by 117 nats" in said
-    ) == destroys
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

@@ -150,7 +150,7 @@ def test_a_verdict_before_the_horizon_or_without_room_is_cautioned(name: str, ha
         assert words.replace(" (gradient)", "") in analyse(*map(str, runs)), "of runs that are given together"
 
 
-GOOD = (0.02, 0.55, 0.05, 0.6)
+GOOD = (0.02, 0.55, 0.05, 0.95)
 # {mistake: (rates of projected, permuted-dosed and scaled beside a vanilla that learnt the hack; word; what is said)}
 BELIEVED = {
     "the gate knows hacks": (GOOD, GOOD, LEARNT, "DOMINATED", "directions without the hack do as well"),
@@ -164,9 +164,9 @@ def test_what_a_gate_is_believed_to_do(name: str, halfway: Callable[..., Any]) -
     *rates, word, words = BELIEVED[name]
     arms = ("vanilla", "projected", "permuted-dosed", "scaled")
     rates_of = {f"base {arm}": rate for arm, rate in zip(arms, (LEARNT, *rates), strict=True)}
-    spec, out = halfway(rates_of, "end", month(12, arms=arms, conditions=None))
+    spec, out = halfway(rates_of, "end", month(6, arms=arms, conditions=None))
     text = analyse(str(spec.path), "--out", str(out))
-    assert f"OUTCOME of projected, 12 seeds: {word} " in text, text
+    assert f"OUTCOME of projected, 6 seeds: {word} " in text, text
     told = text.partition("OUTCOME of projected")[2].partition("OUTCOME of ")[0]
     assert words in told, told
 

@@ -168,15 +168,16 @@ def test_a_treatment_that_never_applied_is_vacuous(
     assert "PASS primary lowers-hacking" in text
 
 
-def test_step_down_is_holm() -> None:
+@pytest.mark.parametrize(
+    ("p_of_d", "expected"),
+    [
+        (0.012, {"b": 0.05 / 4, "d": 0.05 / 3, "a": 0.05 / 2, "c": 0.05}),
+        (0.02, {"b": 0.05 / 4, "d": 0.05 / 3, "a": 0.05 / 3, "c": 0.05 / 3}),
+    ],
+)
+def test_step_down_is_holm(p_of_d: float, expected: dict[str, float]) -> None:
     """Each level is that of the arms that are still asked; the first that fails ends it."""
-    p_values = {"a": 0.02, "b": 0.001, "c": 0.3, "d": 0.012}
-    expected = {"b": 0.05 / 4, "d": 0.05 / 3, "a": 0.05 / 2, "c": 0.05}
-    assert step_down(p_values, 0.05) == pytest.approx(expected)
-    assert step_down({**p_values, "d": 0.02}, 0.05) == pytest.approx(
-        {"b": 0.05 / 4, "d": 0.05 / 3, "a": 0.05 / 3, "c": 0.05 / 3}
-    )
-    assert [name for name, level in step_down(p_values, 0.05).items() if p_values[name] <= level] == ["b", "d", "a"]
+    assert step_down({"a": 0.02, "b": 0.001, "c": 0.3, "d": p_of_d}, 0.05) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["dominated", "costs"])

@@ -23,34 +23,6 @@ COMMAND = re.compile(r"not graded again: (probe pool regrade .+? --out [^\s;]+)"
 
 
 @pytest.fixture
-def analysed(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], dict[str, Any]]:
-
-    def read(name: str) -> dict[str, Any]:
-        capsys.readouterr()
-        assert run(cli, ["analyze", name, "--json", "--out", str(out)]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    return read
-
-
-def said(analysis: dict[str, Any]) -> str:
-    return "\n".join(analysis["verdict"]["caveats"])
-
-
-def labels_repeat(analysis: dict[str, Any]) -> dict[str, Any]:
-    return next(part for part in analysis["validity"] if part["name"] == NAME)
-
-
-def run_commands(text: str) -> None:
-    """Run every command that the text proposes, as it stands there."""
-    commands = COMMAND.findall(text)
-    assert commands, text
-    for command in commands:
-        program, *arguments = shlex.split(command)
-        assert (program, run(cli, arguments)) == ("probe", 0), command
-
-
-@pytest.fixture
 def write_pool(out: Path, small: str) -> Callable[..., Pool]:
     """Groups of 8 of the teacher, as if the small model had written them, with `hacked` flipped in some rollouts."""
 
@@ -69,42 +41,40 @@ def write_pool(out: Path, small: str) -> Callable[..., Pool]:
     return make
 
 
-def test_labels_that_repeat(
-    out: Path, write_pool: Callable[..., Pool], replay: Callable[..., Path], few_pairs: list[str], analysed, capsys
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "num_flipped", "says", "words", "code"),
+    [
+        ("seen", 0, "HOLDS", "seen: labels repeat in 100.0% of 40 rollouts", 0),
+        ("flipped", 2, "BROKEN", "flipped: labels repeat only in part: hacked in 95.0% of 40 rollouts", 1),
+    ],
+)
+def test_labels_are_graded_again_by_the_printed_command(
+    name: str, num_flipped: int, says: str, words: str, code: int,
+    out: Path, write_pool: Callable[..., Pool], replay: Callable[..., Path], few_pairs: list[str], capsys,
+) -> None:  # fmt: skip
     """Not seen, with the command; that very command; then seen. The pool is not touched. Of a pool that was changed
     since, nothing is seen.
     """
-    pool = write_pool("seen", num_flipped=0)
-    replay("seen", "--replay-dirs", "seen", "--arm", "vanilla,random", *few_pairs)
-    before = analysed("seen")
-    assert labels_repeat(before)["says"] == "NOT SEEN"
-    assert f"not seen: {NAME} (seen: not graded again: probe pool regrade seen --name" in said(before)
-    stored = contents(pool.path)
-    run_commands(labels_repeat(before)["text"])
+
+    def part() -> dict[str, Any]:
+        capsys.readouterr()
+        run(cli, ["analyze", name, "--json", "--out", str(out)])
+        return next(part for part in json.loads(capsys.readouterr().out)["validity"] if part["name"] == NAME)
+
+    pool = write_pool(name, num_flipped)
+    replay(name, "--replay-dirs", name, "--arm", "vanilla,random", *few_pairs)
+    assert part()["says"] == "NOT SEEN"
+    stored, (command,) = contents(pool.path), COMMAND.findall(part()["text"])
+    assert run(cli, shlex.split(command)[1:]) == 0
     assert stored == contents(pool.path)
-    after = analysed("seen")
-    assert labels_repeat(after)["says"] == "HOLDS"
-    assert "seen: labels repeat in 100.0% of 40 rollouts" in labels_repeat(after)["text"]
-    assert NAME not in said(after)
+    assert (part()["says"], words in part()["text"]) == (says, True)
+    capsys.readouterr()
+    # A broken part is the verdict, and fails the check.
+    assert run(cli, ["analyze", name, "--check", "--out", str(out)]) == code
+    assert ("VERDICT: BROKEN" in capsys.readouterr().out) == bool(code)
     manifest = read_sealed(pool.path / "manifest.json")
     write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
-    assert "moved or changed since" in labels_repeat(analysed("seen"))["text"]
-
-
-def test_labels_that_do_not_repeat(
-    out: Path, write_pool: Callable[..., Pool], replay: Callable[..., Path], few_pairs: list[str], analysed
-) -> None:
-    """5% of `hacked` flipped: broken, by name and number, and `--check` fails."""
-    write_pool("flipped", num_flipped=2)
-    replay("flipped", "--replay-dirs", "flipped", "--arm", "vanilla,random", *few_pairs)
-    run_commands(labels_repeat(analysed("flipped"))["text"])
-    broken = analysed("flipped")
-    assert labels_repeat(broken)["says"] == "BROKEN"
-    assert "flipped: labels repeat only in part: hacked in 95.0% of 40 rollouts" in labels_repeat(broken)["text"]
-    assert "flipped-again has the new labels" in labels_repeat(broken)["text"]
-    assert broken["verdict"]["word"] == "BROKEN"
-    assert run(cli, ["analyze", "flipped", "--check", "--out", str(out)]) == 1
+    assert "moved or changed since" in part()["text"]
 
 
 def graded_again(rates: dict[str, float | None], *, own: bool = False, **grader: str) -> PoolFacts:

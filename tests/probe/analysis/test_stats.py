@@ -99,15 +99,21 @@ def test_within_prompt_differences_by_hand():
     assert values @ prompt_weights(["a", "a", "a", "b", "c"]) == pytest.approx(np.mean([4 / 3, 9.0, 7.0]))
 
 
-def test_intervals_against_textbook_values():
-    """Wilson 16 of 20: [0.584, 0.919]; Student for 1..5: 3 +- 2.776 * sqrt(2.5 / 5)."""
-    wilson = wilson_interval(16, 20)
-    assert (wilson.low, wilson.high) == pytest.approx((0.5840, 0.9193), abs=1e-4)
-    student = t_interval([1, 2, 3, 4, 5])
-    assert (student.low, student.high) == pytest.approx((3 - 1.9632, 3 + 1.9632), abs=1e-3)
-    assert wilson_interval(0, 0) is None
-    assert t_interval([1.0]) is None
-    assert t_interval([0.3, 0.1 + 0.2]) is None, "values that differ by rounding show no variance"
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        (wilson_interval(16, 20), (0.5840, 0.9193)),
+        (clopper_pearson(16, 20), (0.5634, 0.9427)),
+        (clopper_pearson(0, 10), (0.0, 1 - 0.025 ** (1 / 10))),
+        (t_interval([1, 2, 3, 4, 5]), (3 - 1.9632, 3 + 1.9632)),  # 2.776 * sqrt(2.5 / 5)
+    ],
+)
+def test_intervals_against_textbook_values(interval, expected):
+    assert (interval.low, interval.high) == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_shows_no_variance_has_no_interval():
+    assert wilson_interval(0, 0) is t_interval([1.0]) is t_interval([0.3, 0.1 + 0.2]) is None, "rounding is no variance"
 
 
 def test_an_auroc_is_of_clusters_not_rows():
@@ -146,11 +152,3 @@ def test_auroc_equals_pair_counting(rows):
         assert found == pytest.approx(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
     else:
         assert math.isnan(found)
-
-
-def test_rates_over_units_by_hand():
-    """0 of 10: 1 - .025^(1/10), and 16 of 20."""
-    exact = clopper_pearson(0, 10)
-    assert (exact.low, exact.high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 10)))
-    exact = clopper_pearson(16, 20)
-    assert (exact.low, exact.high) == pytest.approx((0.5634, 0.9427), abs=1e-4)

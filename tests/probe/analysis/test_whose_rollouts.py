@@ -10,6 +10,7 @@ import pytest
 from gallery import check_command
 from worlds import World, make_run
 
+from probe.analysis.analyze import analyze
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
@@ -147,16 +148,15 @@ def logs(small: str, common: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     ],
 )
 def test_the_next_step_on_imported_pools_is_taken_in_the_users_trainer(
-    name: str, world: World, words: str, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, world: World, words: str, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Worlds of a run on imported logs: rollouts are not sampled here, and nothing here trains in their environment."""
     monkeypatch.chdir(logs)
     pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))
-    make_run(Path("out") / "runs" / name, replace(world, pools=pools))
-    assert run(cli, ["analyze", name]) == 0
-    following = capsys.readouterr().out.partition("NEXT: ")[2]
-    assert words in " ".join(following.split())
-    commands = [line.strip() for line in following.splitlines() if line.startswith("  probe ")]
+    verdict = analyze(make_run(Path("out") / "runs" / name, replace(world, pools=pools))).verdict
+    assert "labels of my-teacher, my-base-hinted are the logger's own" in " ".join(verdict.caveats)
+    assert words in verdict.next.text
+    commands = verdict.next.command.splitlines()
     assert len(commands) == (name == "go")
     for command in commands:
         check_command(command)
