@@ -9,7 +9,7 @@ from typing import Any
 
 from replay_pools.logs.columns import look_up, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow
-from replay_pools.logs.values import joined_text, tool_call
+from replay_pools.logs.values import joined_text
 
 # prime-rl: a graph of messages with token ids. Each way from a root to a leaf is a branch.
 
@@ -135,7 +135,7 @@ def _inspect_turn(message: Fields) -> Fields:
     if not isinstance(turn["content"], str):
         kinds = sorted({str(part.get("type")) for part in turn["content"]} - {"text"})
         raise SkipRow(f"content with {', '.join(kinds)} next to the text")
-    calls = [tool_call(call["function"], call["arguments"]) for call in message.get("tool_calls") or []]
+    calls = [{"name": call["function"], "arguments": call["arguments"]} for call in message.get("tool_calls") or []]
     return turn | ({"tool_calls": calls} if calls else {})
 
 
