@@ -20,7 +20,6 @@ from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_
 from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS
 
 Fields = dict[str, Any]
-MIB = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 REPORT_EVERY = 1000  # rows
 BATCH_ROWS = 10_000  # of a Parquet file in memory
@@ -302,7 +301,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 yield from _json(path)
                 return
             if len(line) > MAX_DOCUMENT:
-                expected = f"lines of at most {MAX_DOCUMENT // MIB} MiB"
+                expected = f"lines of at most {MAX_DOCUMENT >> 20} MiB"
                 raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
             if line := line.removeprefix(BYTE_ORDER_MARK).strip():
                 value = _parse(line)

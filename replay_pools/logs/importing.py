@@ -125,7 +125,13 @@ def check_log(
     stored = read_rows(source)
     kind = recognise(stored, format_name)
     rows, source = flat_rows(stored, kind), stored.source
-    scan = _scanned(rows)
+    scan, files = Scan(), set[str]()
+    for row in rows:
+        files.add(row.file)
+        if row.error is None:
+            scan.add(row.fields)
+    if len(files) > 1:
+        scan.values = {FILE: files} | scan.values  # asked about first
     known, notes = known_columns(kind, scan)
     chosen, guessed, said = choose_columns(scan, known, given)
     notes = [*rows.notes, *notes, *said]
@@ -165,18 +171,6 @@ def check_log(
         scale_rewards=scale,
         notes=[*notes, *said, *alone, *group_cautions(groups, None if "passed" in chosen else least)],
     )
-
-
-def _scanned(rows: Rows) -> Scan:
-    """Return the columns of a log."""
-    scan, files = Scan(), set[str]()
-    for row in rows:
-        files.add(row.file)
-        if row.error is None:
-            scan.add(row.fields)
-    if len(files) > 1:
-        scan.values = {FILE: files} | scan.values  # asked about first
-    return scan
 
 
 def _reader(

@@ -29,20 +29,16 @@ def rows(of: Any) -> Rows:
 
 
 def prime_rl(i: int) -> dict[str, Any]:
-    first, second = {"sampled": True, "logprobs": SAMPLED[:2]}, {"sampled": True, "logprobs": SAMPLED[2:]}
-    nodes = [
-        {"message": USER, "token_ids": PROMPT, "mask": [False, False]},
-        {"message": {"role": "assistant", "content": "", "tool_calls": [CALL]}, "token_ids": [*ASKED, 50 + i, EOS]},
+    asks, says = {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "assistant", "content": "8"}
+    nodes: list[dict[str, Any]] = [
+        {"message": USER, "token_ids": PROMPT, "mask": [False] * 2},
+        {"message": asks, "token_ids": [*ASKED, 50 + i, EOS], "mask": [False, False, True, True]},
         {"message": {"role": "tool", "content": "8"}, "token_ids": TOOL[:2], "mask": [False] * 2},
-        {
-            "message": {"role": "assistant", "content": "8"},
-            "token_ids": [TOOL[2], 51, EOS],
-            "mask": [False, True, True],
-        },
+        {"message": says, "token_ids": [TOOL[2], 51, EOS], "mask": [False, True, True]},
     ]
-    nodes[1] |= first | {"mask": [False, False, True, True]}
-    nodes[3] |= second
-    nodes = [{**node, **({"parent": place - 1} if place else {})} for place, node in enumerate(nodes)]
+    nodes[1] |= {"parent": 0, "sampled": True, "logprobs": SAMPLED[:2]}
+    nodes[2] |= {"parent": 1}
+    nodes[3] |= {"parent": 2, "sampled": True, "logprobs": SAMPLED[2:]}
     trace = {"agent": {"trainable": True}, "nodes": nodes, "rewards": {"right": {"score": float(i % 2), "weight": 1.0}}}
     return {"ok": True, "group": {"id": "g"}, "traces": [trace | {"calls": [{"node": 1}, {"node": 3}]}]}
 
