@@ -138,7 +138,7 @@ def joined_text(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     kinds = ("text", "output_text", "input_text")
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in kinds]
+    texts: list[Any] = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in kinds]
     is_text_alone = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
     return "".join(texts) if is_text_alone else content
 

@@ -47,20 +47,11 @@ FILES: dict[str, tuple[Any, str | None]] = {
     "a short row.json": ({"columns": ["prompt", "reward"], "data": [["p"]]}, "item 0: expected an object, found list"),
     "a sample that is none.json": ({"eval": {"model": "m"}, "samples": [{"completion": "a"}, 3]}, "item 1"),
     "empty.jsonl": ("", "empty.jsonl"),
-    "an open quote.csv": (
-        'prompt,completion,reward\np,a,1\np,"b,0\n',
-        "expected text in UTF-8 with the columns of its first line",
-    ),
+    "an open quote.csv": ('prompt,completion,reward\np,a,1\np,"b,0\n', "with the columns of its first line"),
     "another encoding.csv": ("prompt,completion,reward\np,\xe9,1\n".encode("latin-1"), "invalid utf-8"),
     "a column twice.csv": ("prompt,reward,reward\np,1,2\n", "expected columns of different names, found reward twice"),
-    "as numpy prints ids.csv": (
-        "prompt,completion_ids,reward\np,[1 2],1\n",
-        "completion_ids: expected a list of token ids",
-    ),
-    "words for numbers.csv": (
-        "prompt,completion,reward\np,a,1\np,b,good\n",
-        "reward: expected a finite number, found 'good'",
-    ),
+    "as numpy prints ids.csv": ("prompt,completion_ids,reward\np,[1 2],1\n", "expected a list of token ids"),
+    "words for numbers.csv": ("prompt,completion,reward\np,a,1\np,b,good\n", "a finite number, found 'good'"),
     "no row.csv": ("prompt,completion,reward\n", "expected rollouts of format columns, found none"),
     "none.arrow": (b"none", "expected an Arrow file"),
 }
