@@ -57,6 +57,11 @@ FILES: dict[str, tuple[Any, str | None]] = {
 }
 
 
+def holds_one(path: Path) -> bool:
+    found = [(one.completion, one.reward) for _, _, one in check_log(path).rollouts()]
+    return found == [(each["completion"], each["reward"]) for each in ONE]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_kind_of_file(name: str, tmp_path: Path) -> None:
     content, named = FILES[name]
@@ -65,9 +70,8 @@ def test_a_kind_of_file(name: str, tmp_path: Path) -> None:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     if named is not None:
         read_as(path, named)
-        return
-    found = [(one.completion, one.reward) for _, _, one in check_log(path).rollouts()]
-    assert found == [(each["completion"], each["reward"]) for each in ONE]
+    else:
+        assert holds_one(path)
 
 
 def test_tables_hold_the_same(tmp_path: Path) -> None:
@@ -77,9 +81,7 @@ def test_tables_hold_the_same(tmp_path: Path) -> None:
     table.write_ipc(tmp_path / "table.arrow")
     lines(tmp_path / "packed.jsonl.gz", ONE)
     torch.save({"rollout_id": 0, "samples": ONE}, tmp_path / "dump.pt")
-    for path in tmp_path.iterdir():
-        found = [(one.completion, one.reward) for _, _, one in check_log(path).rollouts()]
-        assert found == [(each["completion"], each["reward"]) for each in ONE], path
+    assert all(map(holds_one, tmp_path.iterdir()))
 
 
 def test_rows_in_memory(tmp_path: Path) -> None:
