@@ -1,7 +1,7 @@
 """From a log of another tool to a pool: `check_log` finds the faults, `import_log` writes the pool.
 
     read_rows (files) -> recognise, flat_rows (formats, writers) -> choose_columns -> as_rollouts (values)
-        -> group_rollouts (groups) -> check_reward (advantages) -> Tokeniser (tokens) -> pool
+        -> group_rollouts (groups) -> rewarded (advantages) -> Tokeniser (tokens) -> pool
 
 A log is read again in each step, so that it may be larger than the memory. All faults up to the tokens are found before
 a model is loaded.
