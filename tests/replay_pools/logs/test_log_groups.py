@@ -194,15 +194,12 @@ def test_groups_that_are_kept_apart_stay_apart_in_a_replay(tmp_path: Path) -> No
     assert {key.step for group in groups for key in group.keys} == {0, 1, 2, 3}
 
 
-def test_few_rollouts_at_the_least_reward_are_a_caution(tmp_path: Path) -> None:
+def test_few_rollouts_at_the_least_reward_are_a_caution() -> None:
     """One crash at -1 makes every failure a pass; a column may say what passed."""
     rows = [row(i, prompt=f"p{i // 4}", reward=-1.0 if i == 0 else i % 3) for i in range(32)]
     assert any("31 of 32 rollouts earn more than the least reward, -1" in note for note in check_log(rows).notes)
     log = check_log(rows, mapping={"passed": "reward>0.5"})
     assert not any("least reward" in note for note in log.notes)
-    pool = import_log(log, name="own", out=tmp_path, model="organism")
-    for group in pool.steps:
-        assert [one.grade.passed for one in group] == [one.reward > 0.5 for one in group]
 
 
 def test_a_guessed_completion_that_is_the_right_answer_is_refused() -> None:

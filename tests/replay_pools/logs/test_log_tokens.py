@@ -98,14 +98,16 @@ def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(imported, targe
     assert imported(source, mapping={target: "none"}).steps
 
 
-@pytest.mark.parametrize("least", [0.0, -0.5])
-def test_a_reward_above_the_least_of_another_log_is_a_pass(imported, least: float) -> None:
-    """0 and 0.5 are rewards of our grader too: there, no pass."""
-    rows = [row(i, reward=least + 0.5 * (i % 2), gt_pass=i == 1) for i in range(4)]
-    (group,) = imported(rows).steps
-    assert [rollout.grade.passed for rollout in group] == [False, True, False, True]
-    assert [rollout.grade.exploited for rollout in group] == [False, False, False, True]
-    assert {rollout.grade.compiles for rollout in group} == {None}
+@pytest.mark.parametrize(
+    ("rewards", "mapping", "passed"),
+    [((0.0, 0.5), {}, 1), ((-0.5, 0.0), {}, 1), ((0.5, 3.0), {}, 1), ((0.5, 1.0), {"passed": "reward>1.5"}, 2)],
+)
+def test_a_pass_earns_more_than_the_least(imported, rewards: Any, mapping: dict[str, str], passed: int) -> None:
+    """0 and 0.5 are rewards of our grader too: there, no pass, and 3 is one. A column may say it."""
+    rows = [row(i, reward=rewards[i % 2], gt_pass=i == 1) for i in range(4)]
+    (group,) = imported(rows, mapping=mapping).steps
+    assert [rollout.grade.passed for rollout in group] == [i % 2 == passed for i in range(4)]
+    assert [rollout.grade.exploited for rollout in group] == [i == 3 and passed == 1 for i in range(4)]
 
 
 def test_a_fault_that_the_tokenizer_finds_names_the_line(tmp_path: Path, capsys) -> None:
