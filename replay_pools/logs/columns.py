@@ -77,23 +77,13 @@ VAGUE = ("answer", "text")
 PROMPT_NAMES = {name for target in PROMPTS for name in TARGETS[target]}
 TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
 # Columns that name weights, steps, runs or files: any split of a group by them is a question.
-APART = {
-    *("model", "model_name", "model_id", "model_path", "base_model", "policy", "policy_name", "policy_id"),
-    *("checkpoint", "checkpoint_path", "ckpt", "ckpt_name", "ckpt_path", "adapter", "adapter_name", "lora"),
-    *("lora_name", "run", "run_id", "run_name", "experiment", "experiment_name"),
-    *(
-        "version",
-        "model_version",
-        "policy_version",
-        "weight_version",
-        "step",
-        "global_step",
-        "_step",
-        "update",
-        "round",
-    ),
-    *("training_iteration", "iteration", "iter", "epoch", FILE),
-}
+_APART = (
+    "model model_name model_id model_path base_model policy policy_name policy_id adapter adapter_name lora lora_name "
+    "checkpoint checkpoint_path ckpt ckpt_name ckpt_path version model_version policy_version weight_version step "
+    "global_step _step update round training_iteration iteration iter epoch run run_id run_name experiment "
+    "experiment_name"
+)
+APART = {FILE, *_APART.split()}
 # Their numbers are no labels, and their fractions no measurements.
 SETTINGS = ("rollout_id", "seed", "temperature", "top_p")
 # A row of rollouts has at least one of these keys. The last line is for writers with nested objects.
@@ -153,17 +143,13 @@ def look_up(fields: Mapping[str, Any], name: str, default: Any = None) -> Any:
     value: Any = fields
     for part in name.split("."):
         value = opened(value)
+        numbers = value if isinstance(value, list) and all(isinstance(each, int | float) for each in value) else []
         if isinstance(value, dict):
             value = value.get(part, default)
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
-        elif (
-            isinstance(value, list)
-            and part in ("sum", "last")
-            and value
-            and all(isinstance(each, int | float) for each in value)
-        ):
-            value = math.fsum(value) if part == "sum" else value[-1]
+        elif numbers and part in ("sum", "last"):
+            value = math.fsum(numbers) if part == "sum" else numbers[-1]
         else:
             return default
     return value

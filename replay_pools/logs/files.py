@@ -20,7 +20,6 @@ from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_
 from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS
 
 Fields = dict[str, Any]
-MIB = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 REPORT_EVERY = 1000  # rows
 BATCH_ROWS = 10_000  # of a Parquet file in memory
@@ -98,10 +97,7 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
     chosen = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
     first_of, left = dict[str, Path](), dict[str, str]()
     for is_kept, said in (
-        (
-            lambda path: kind_of(path) or not PACKED.search(path.name),
-            "caution: packed files were left out, unpack them",
-        ),
+        (lambda path: kind_of(path) or not PACKED.search(path.name), "caution: packed files were left out"),
         (_may_hold_rollouts, "files were left out"),
         # prime-rl writes what it trained on next to everything that it sampled.
         (lambda path: {"train", "effective"} <= {*inside[path].parts}, "files that were not trained on were left out"),
@@ -109,12 +105,12 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
         (lambda path: not _is_evaluation(inside[path]), "caution: evaluations next to training were left out"),
         (lambda path: first_of.setdefault(file_sha256(path), path) == path, "caution: copies were left out"),
     ):
-        kept = [path for path in chosen if is_kept(path)]
-        others = [str(inside[path]) for path in chosen if path not in {*kept}]
+        kept = dict.fromkeys(path for path in chosen if is_kept(path))
+        others = [str(inside[path]) for path in chosen if path not in kept]
         more = f" and {len(others) - LISTED_FILES} more" if len(others) > LISTED_FILES else ""
         if others and (kept or is_kept is _may_hold_rollouts):
             left[said] = ", ".join(others[:LISTED_FILES]) + more
-        chosen = kept or chosen
+        chosen = [*kept] or chosen
     if not any(map(_may_hold_rollouts, chosen)):
         found = "; ".join(left.values()) or "an empty folder"
         raise InputError(source, expected=f"a file of rollouts ({', '.join(KINDS)})", found=found)
@@ -280,9 +276,10 @@ def _damage_is_refused(path: Path, expected: str, fix: str = "write or copy it a
     """Refuse a file at which the library that reads it fails or panics, with a line that names the file."""
     try:
         yield
-    except (InputError, GeneratorExit, KeyboardInterrupt):
-        raise
     except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of polars, which is no Exception
+        if isinstance(error, InputError) or not (is_panic or isinstance(error, Exception)):
+            raise
         found = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(path, expected=expected, found=found, fix=fix) from error
 
@@ -302,7 +299,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 yield from _json(path)
                 return
             if len(line) > MAX_DOCUMENT:
-                expected = f"lines of at most {MAX_DOCUMENT // MIB} MiB"
+                expected = f"lines of at most {MAX_DOCUMENT >> 20} MiB"
                 raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
             if line := line.removeprefix(BYTE_ORDER_MARK).strip():
                 value = _parse(line)

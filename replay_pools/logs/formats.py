@@ -60,26 +60,24 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
         for row in kind.leave_out(rows):
             if row.error is None and rows.steps is not None and "step" not in row.fields:
                 row = row._replace(fields={**row.fields, "step": rows.steps[row.file]})
-            yield from [row] if row.error is not None or kind.unfold is None else _unfolded(row, kind.unfold)
+            if row.error is not None or kind.unfold is None:
+                yield row
+                continue
+            try:
+                for item in kind.unfold(row.fields):
+                    if isinstance(item, SkipRow):
+                        yield row._replace(error=item)
+                    else:
+                        yield row._replace(fields={**item, BLOCK: row.place} if BLOCK in item else item)
+            except SkipRow as reason:
+                yield row._replace(error=reason)
+            except InputError as error:
+                yield row._replace(error=error.at(f"{row.where} {error.where}"))
+            except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
+                found = f"{type(error).__name__}: {error}"
+                yield row._replace(error=InputError(row.where, expected="the fields of its format", found=found))
 
     return replace(rows, read=read)
-
-
-def _unfolded(row: Row, unfold: Callable[[Fields], Iterable[Fields | SkipRow]]) -> Iterator[Row]:
-    try:
-        for item in unfold(row.fields):
-            if isinstance(item, SkipRow):
-                yield row._replace(error=item)
-            else:
-                fields = {**item, BLOCK: row.place} if BLOCK in item else item
-                yield row._replace(fields=fields)
-    except SkipRow as reason:
-        yield row._replace(error=reason)
-    except InputError as error:
-        yield row._replace(error=error.at(f"{row.where} {error.where}"))
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        found = f"{type(error).__name__}: {error}"
-        yield row._replace(error=InputError(row.where, expected="the fields of its format", found=found))
 
 
 def known_columns(kind: Format, scan: Scan) -> Settled:

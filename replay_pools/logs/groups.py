@@ -39,7 +39,16 @@ def group_rollouts(
     """
     notes = list[str]()
     if match := EVERY.fullmatch(mapping.get("group", "")):
-        size = int(match[1] or 0) or _size_of_blocks(rollouts)
+        # Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
+        blocks = [len([*block]) for _, block in groupby(rollouts, key=attrgetter("file", "prompt_key"))]
+        size = int(match[1] or math.gcd(*blocks))
+        if not match[1] and size < 2:
+            expected, found = (
+                "blocks of num_generations rows with one prompt",
+                "one row a prompt, or blocks of many sizes",
+            )
+            fix = "pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts"
+            raise InputError(rollouts[0].file, expected=expected, found=found, fix=fix)
         if not match[1]:
             mapping = mapping | {"group": f"every:{size}"}
             notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
@@ -59,19 +68,6 @@ def comparable(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
     if not larger or len(larger) == len(groups):
         return groups, []
     return larger, [f"{CAUTION}groups of one rollout were left out ({len(groups) - len(larger)} groups)"]
-
-
-def _size_of_blocks(rollouts: Sequence[Logged]) -> int:
-    """Return how many rows in a row have one prompt: TRL's num_generations.
-
-    Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
-    """
-    size = math.gcd(*(sum(1 for _ in block) for _, block in groupby(rollouts, key=attrgetter("file", "prompt_key"))))
-    if size < 2:
-        expected, found = "blocks of num_generations rows with one prompt", "one row a prompt, or blocks of many sizes"
-        fix = "pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts"
-        raise InputError(rollouts[0].file, expected=expected, found=found, fix=fix)
-    return size
 
 
 def name_problems(groups: Sequence[Group], mapping: Mapping[str, str], is_guessed: bool) -> list[str]:

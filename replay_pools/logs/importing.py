@@ -1,7 +1,7 @@
 """From a log of another tool to a pool: `check_log` finds the faults, `import_log` writes the pool.
 
     read_rows (files) -> recognise, flat_rows (formats, writers) -> choose_columns -> as_rollouts (values)
-        -> group_rollouts (groups) -> check_reward (advantages) -> Tokeniser (tokens) -> pool
+        -> group_rollouts (groups) -> rewarded (advantages) -> Tokeniser (tokens) -> pool
 
 A log is read again in each step, so that it may be larger than the memory. All faults up to the tokens are found before
 a model is loaded.
@@ -125,7 +125,13 @@ def check_log(
     stored = read_rows(source)
     kind = recognise(stored, format_name)
     rows, source = flat_rows(stored, kind), stored.source
-    scan = _scanned(rows)
+    scan, files = Scan(), set[str]()
+    for row in rows:
+        files.add(row.file)
+        if row.error is None:
+            scan.add(row.fields)
+    if len(files) > 1:
+        scan.values = {FILE: files} | scan.values  # asked about first
     known, notes = known_columns(kind, scan)
     chosen, guessed, said = choose_columns(scan, known, given)
     notes = [*rows.notes, *notes, *said]
@@ -165,18 +171,6 @@ def check_log(
         scale_rewards=scale,
         notes=[*notes, *said, *alone, *group_cautions(groups, None if "passed" in chosen else least)],
     )
-
-
-def _scanned(rows: Rows) -> Scan:
-    """Return the columns of a log."""
-    scan, files = Scan(), set[str]()
-    for row in rows:
-        files.add(row.file)
-        if row.error is None:
-            scan.add(row.fields)
-    if len(files) > 1:
-        scan.values = {FILE: files} | scan.values  # asked about first
-    return scan
 
 
 def _reader(
@@ -284,7 +278,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
         thinks=sum(one.thinks for one in rows) * 2 > len(rows),
     )
     writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
-    faults, skipped, ends = Faults(), Counter[str](), set[str]()
+    faults, skipped, end = Faults(), Counter[str](), None
     plan: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
     are_single = all(len(group) == 1 for group in log.groups)
     for group in _rollouts_by_group(log, tokeniser, faults, skipped):
@@ -295,8 +289,8 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
             writer.write_plain(group[0].step, encode_group(group))
         for rollout in group:
             # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole one.
-            end = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2][::-1]
-            ends = {commonprefix([end, *ends])}  # noqa: RUF071 (of texts, not of paths)
+            tail = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2][::-1]
+            end = tail if end is None else commonprefix([end, tail])  # noqa: RUF071 (of texts, not of paths)
             for name, values in plan.items():
                 values.add(getattr(rollout, name))
     faults.check(log.rows.source)
@@ -305,8 +299,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
         fix = "use the model that sampled them, or log completion_ids"
         raise InputError(log.rows.source, expected=f"turns as {model} writes them", found="; ".join(lost), fix=fix)
     # The text that the template put after the last message of every prompt is their longest common end.
-    writer.header["prompt_tail"] = "".join(ends)[::-1]
-    writer.header["plan"] = {name: sorted(plan[name]) for name in plan}
+    writer.header |= {"prompt_tail": (end or "")[::-1], "plan": {name: sorted(plan[name]) for name in plan}}
     writer.header |= _tokens_header(log, tokeniser, [f"{CAUTION}left out: {reason}" for reason in lost])
     return writer.finish()
 

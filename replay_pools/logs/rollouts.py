@@ -368,7 +368,11 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     prompt = (one.prompt_ids or [])[-(one.plen or 0) :]  # the last `plen`, if known
     one.prompt_key = _digest([one.rendered, one.messages, one.skipped, one.tools, prompt])
     one.answer_key = None if one.completion is None and one.turns is None else _digest(one.completion or one.turns)
-    one.echo, one.thinks = _echo(one), (one.completion or "").lstrip().startswith(THINKS)
+    one.thinks = (one.completion or "").lstrip().startswith(THINKS)
+    text = one.rendered or (one.messages[-1]["content"] if one.messages else "")
+    start: Any = one.prompt_ids if one.completion_ids else text
+    whole: Any = one.completion_ids or one.completion
+    one.echo = len(start) if start and whole and whole[: len(start)] == start else None
     for name in KEYS:
         if key := getattr(one, name):
             known = tuple(f"prompt-{one.prompt_key:016x}" if part == _PROMPT_KEY else part for part in key)
@@ -383,14 +387,6 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
 
 def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode(errors="replace")).digest()[:8])
-
-
-def _echo(one: Logged) -> int | None:
-    prompt, ids = one.prompt_ids, one.completion_ids
-    if ids:
-        return len(prompt) if prompt and ids[: len(prompt)] == prompt else None
-    text = one.rendered or (one.messages[-1]["content"] if one.messages else "")
-    return len(text) if text and one.completion and one.completion.startswith(text) else None
 
 
 def _without_repeats(rollouts: list[Logged]) -> tuple[list[Logged], list[str]]:

@@ -138,7 +138,7 @@ def joined_text(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     kinds = ("text", "output_text", "input_text")
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in kinds]
+    texts: list[Any] = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in kinds]
     is_text_alone = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
     return "".join(texts) if is_text_alone else content
 
@@ -182,24 +182,10 @@ def _calls(value: Any) -> list[dict[str, Any]]:
     if not all(isinstance(call, dict) and ("name" in call or isinstance(call.get("function"), dict)) for call in calls):
         raise wrong_value("tool calls, each an object with a name and arguments", value)
     return [
-        call if isinstance(call.get("function"), dict) else tool_call(call["name"], call.get("arguments"))
+        call
+        if isinstance(call.get("function"), dict)
+        else {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments")}}
         for call in calls
-    ]
-
-
-def tool_call(name: str, arguments: Any) -> dict[str, Any]:
-    """Return a call of a tool as chat templates take it."""
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def tool_schemas(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Return schemas of tools as chat templates take them."""
-    keys = ("name", "description", "parameters")
-    return [
-        tool
-        if "function" in tool
-        else {"type": "function", "function": {key: tool[key] for key in keys if key in tool}}
-        for tool in tools or []
     ]
 
 
@@ -260,9 +246,14 @@ def answer_of(turns: Turns) -> Fields:
 
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
-    tools = opened(value)
-    tools = [opened(tool) for tool in tools] if isinstance(tools, list) else tools
-    return tool_schemas(_objects(tools)) or None
+    """Return schemas of tools as chat templates take them."""
+    tools, keys = opened(value), ("name", "description", "parameters")
+    return [
+        tool
+        if "function" in tool
+        else {"type": "function", "function": {key: tool[key] for key in keys if key in tool}}
+        for tool in _objects([opened(tool) for tool in tools] if isinstance(tools, list) else tools)
+    ] or None
 
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]

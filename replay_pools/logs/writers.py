@@ -9,7 +9,7 @@ from typing import Any
 
 from replay_pools.logs.columns import look_up, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow
-from replay_pools.logs.values import joined_text, tool_call
+from replay_pools.logs.values import joined_text
 
 # prime-rl: a graph of messages with token ids. Each way from a root to a leaf is a branch.
 
@@ -77,17 +77,10 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
     if ids:
         if len(mask) != len(ids):
             raise ValueError("mask and token_ids of different lengths")
-        # The ids say all; the content leaves out reasoning and tool calls.
-        row |= {**split_ids(ids, mask), "completion": None, "tools": None, "logprobs": logprobs or None}
+        # The ids say all; the content leaves out reasoning and tool calls. The mask tells prompt and completion apart.
+        row |= {"prompt_ids": [], "completion_ids": ids, "mask": mask, "logprobs": logprobs or None}
+        row |= {"completion": None, "tools": None}
     return row
-
-
-def split_ids(ids: list[int], mask: Sequence[Any]) -> Fields:
-    """Return prompt and completion of the ids of both: the completion begins with the first sampled id."""
-    start = next((place for place, each in enumerate(mask) if each), None)
-    if start is None:
-        raise SkipRow("no sampled token")
-    return {"prompt_ids": ids[:start], "completion_ids": ids[start:], "mask": [int(each) for each in mask[start:]]}
 
 
 # inspect_ai: samples of an evaluation, each with its messages and scores.
@@ -135,7 +128,7 @@ def _inspect_turn(message: Fields) -> Fields:
     if not isinstance(turn["content"], str):
         kinds = sorted({str(part.get("type")) for part in turn["content"]} - {"text"})
         raise SkipRow(f"content with {', '.join(kinds)} next to the text")
-    calls = [tool_call(call["function"], call["arguments"]) for call in message.get("tool_calls") or []]
+    calls = [{"name": call["function"], "arguments": call["arguments"]} for call in message.get("tool_calls") or []]
     return turn | ({"tool_calls": calls} if calls else {})
 
 
@@ -231,10 +224,10 @@ def nemo_rl(fields: Fields) -> Iterator[Fields]:
         raise SkipRow("sample_loss_mask is 0")
     if row.get("token_ids") and row.get("token_loss_mask"):
         length = int(row["input_lengths"])
-        ids, mask = row["token_ids"][:length], row["token_loss_mask"][:length]
-        parts = split_ids(ids, mask)
-        logprobs = (row.get("generation_logprobs") or [])[len(parts["prompt_ids"]) : length]
-        yield {**row, **parts, "content": None, "logprobs": logprobs or None}
+        names = {"completion_ids": "token_ids", "mask": "token_loss_mask", "logprobs": "generation_logprobs"}
+        yield {**row, "prompt_ids": [], "content": None} | {
+            target: (row.get(name) or [])[:length] or None for target, name in names.items()
+        }
         return
     texts = opened(row["content"])
     if not isinstance(texts, list) or len(texts) != 2:

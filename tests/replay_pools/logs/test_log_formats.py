@@ -191,22 +191,16 @@ def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher)
         assert [item.reward for group in log.groups for item in group] == wanted
 
 
-def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> None:
-    """Through the command: a column that is mapped to a label is not paid; a sum is refuted, or a caution."""
+def test_a_label_never_enters_the_reward(teacher: Groups) -> None:
+    """A column that is mapped to a label is not paid; a sum is refuted, or a caution."""
     rows = own_log(teacher, exact=exact, cheated=lambda rollout: int(rollout.hacked))
-    source = lines(tmp_path / "log.jsonl", rows)
-    out = tmp_path / "out"
-    arguments = ["pool", "import", str(source), "--model", "organism", "--out", str(out)]
-    assert run(cli, [*arguments, "--name", "mapped", "--map", "hacked=cheated"]) == 0
-    assert "sum of" not in capsys.readouterr().out
-    pool = open_pool(out / "pools" / "mapped")
-    assert pool.manifest["log"]["mapping"]["reward"] == "exact"
-    for name in ("reward", "hacked"):
-        assert [[getattr(r, name) for r in g] for g in pool.steps] == [[getattr(r, name) for r in g] for g in teacher]
-    assert run(cli, [*arguments, "--name", "guessed"]) == 2
-    assert "--map reward=exact*WEIGHT+cheated*WEIGHT" in capsys.readouterr().err
-    assert run(cli, [*arguments, "--name", "summed", "--map", "advantage=none"]) == 0
-    assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
+    log = check_log(rows, mapping={"hacked": "cheated"})
+    assert log.mapping["reward"] == "exact"
+    pairs = [[[(one.reward, one.hacked) for one in group] for group in groups] for groups in (log.groups, teacher)]
+    assert pairs[0] == pairs[1]
+    read_as(rows, "--map reward=exact*WEIGHT+cheated*WEIGHT")
+    said = "caution: reward is taken to be the sum of exact, cheated"
+    assert any(said in note for note in check_log(rows, mapping={"advantage": "none"}).notes)
 
 
 def test_a_label_may_be_paid(teacher) -> None:

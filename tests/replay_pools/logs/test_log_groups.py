@@ -75,6 +75,7 @@ LISTS = {"prompt": "p", "completions": [*"abc"], "rewards": [1.0, 0.0, 1.0]}
 MANY = by_prompt([row(i, prompt=f"p{n % 100}", iteration=n) for n in range(1100) for i in range(2)])
 SEVERAL = passes("pqrstuvw", size=1, completion=lambda n, p, i: p, group_id=lambda n, p, i: p > "s")
 MODELS = interleaved("pq", "pq", id=lambda n, p, i: f"{n}{p}{i}", model=lambda n, p, i: "ab"[n])
+ENVIRONMENTS = passes("p", size=3, example_id=lambda *_: 0) + passes("q", example_id=lambda *_: 0)
 TWO_COLUMNS = [each | {"prompt": "Solve it.", "problem": each["prompt"]} for each in ONE]
 # {case: (rows or files, the sizes of the groups or what is refused, what is said)}
 GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] = {
@@ -112,6 +113,8 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
         [4, 4],
         "caution: groups are rows with equal prompts",
     ),
+    "environments": (ENVIRONMENTS, [3, 4], "`example_id` is another one in every row, or has several prompts"),
+    "no reward": ([*passes("p"), row(prompt="p", reward=float("nan"))], [4], "1 of 5 rows have no reward"),
     "a file a run": ({"run1/log.jsonl": ONE, "run2/log.jsonl": OTHER}, "--map group=file+prompt", ""),
     "a file a model": ({"a.jsonl": ONE[::4], "b.jsonl": OTHER[::4]}, "--map group=file+prompt", ""),
     "a folder a step": ({"global_step_5/r.jsonl": ONE, "global_step_10/r.jsonl": OTHER}, [4] * 4, ""),
@@ -158,36 +161,22 @@ def test_a_gap_in_a_table_is_no_key_of_a_group(gap: Any) -> None:
     assert "expected a value, found null" in refused(table, mapping={"group": "uid"})[0]
 
 
-@pytest.mark.parametrize("place", ["step", "file"])
-@pytest.mark.parametrize(
-    ("name", "is_group"), [("id", False), ("group_id", False), ("group_id", True), ("problem_id", True)]
-)
-def test_numbers_that_start_again(tmp_path: Path, name: str, place: str, is_group: bool) -> None:
+@pytest.mark.parametrize("place", ["in one step", "of one file"])
+@pytest.mark.parametrize("name", ["id", "group_id", "number of group_id", "number of problem_id"])
+def test_numbers_that_start_again(tmp_path: Path, name: str, place: str) -> None:
     """In each step, or in each file: a count of rows is no group, a number of groups is one of the step or file."""
+    is_group, name = name.startswith("number"), name.rpartition(" ")[2]
     for number in range(2):
-        rows = [
-            row(i, prompt=f"p{number}{i % 2 if is_group else i // 8}", reward=float(i % 3))
-            | ({"step": number} if place == "step" else {})
-            | {name: i % 2 if is_group else i}
-            for i in range(16)
-        ]
+        beside = {"step": number} if "step" in place else {}
+        prompts = [f"p{number}{i % 2 if is_group else i // 8}" for i in range(16)]
+        rows = [row(i, prompt=prompt, **{name: i % 2 if is_group else i}, **beside) for i, prompt in enumerate(prompts)]
         lines(tmp_path / "log" / f"batch_{number}.jsonl", rows)
     log = check_log(tmp_path / "log")
     assert [len(group) for group in log.groups] == [8] * 4
+    assert len({*log.problem_ids}) == 4, "two problems have one name"
     assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
-    where = "in one step" if place == "step" else "of one file"
-    said = f"groups are rows with one `{name}` {where}" if is_group else f"`{name}` is another one in every row"
+    said = f"groups are rows with one `{name}` {place}" if is_group else f"`{name}` is another one in every row"
     assert any(said in note for note in log.notes), log.notes
-    if is_group:
-        assert len({*log.problem_ids}) == 4, "two problems have one name"
-
-
-def test_environments_number_their_problems_anew() -> None:
-    """Two prompts of one example_id are two groups."""
-    rows = passes("p", size=3, example_id=lambda *_: 0) + passes("q", example_id=lambda *_: 0)
-    log = check_log([{**each, "completion": [{"role": "assistant", "content": each["completion"]}]} for each in rows])
-    assert log.format.name == "verifiers"
-    assert sizes(log) == [3, 4]
 
 
 def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -205,15 +194,12 @@ def test_groups_that_are_kept_apart_stay_apart_in_a_replay(tmp_path: Path) -> No
     assert {key.step for group in groups for key in group.keys} == {0, 1, 2, 3}
 
 
-def test_few_rollouts_at_the_least_reward_are_a_caution(tmp_path: Path) -> None:
+def test_few_rollouts_at_the_least_reward_are_a_caution() -> None:
     """One crash at -1 makes every failure a pass; a column may say what passed."""
     rows = [row(i, prompt=f"p{i // 4}", reward=-1.0 if i == 0 else i % 3) for i in range(32)]
     assert any("31 of 32 rollouts earn more than the least reward, -1" in note for note in check_log(rows).notes)
     log = check_log(rows, mapping={"passed": "reward>0.5"})
     assert not any("least reward" in note for note in log.notes)
-    pool = import_log(log, name="own", out=tmp_path, model="organism")
-    for group in pool.steps:
-        assert [one.grade.passed for one in group] == [one.reward > 0.5 for one in group]
 
 
 def test_a_guessed_completion_that_is_the_right_answer_is_refused() -> None:

@@ -98,24 +98,16 @@ def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(imported, targe
     assert imported(source, mapping={target: "none"}).steps
 
 
-def test_earlier_turns_of_the_assistant_are_said(imported) -> None:
-    rows = [
-        {"messages": [*([USER, answer("a"), USER] if i < 4 else [USER]), answer(f"b{i}")], "score": i % 2}
-        for i in range(8)
-    ]
-    pool = imported(rows)
-    (said,) = [note for note in pool.cautions if "earlier answers" in note]
-    assert said.endswith("only the last answer is the rollout (4 rollouts)")
-
-
-@pytest.mark.parametrize("least", [0.0, -0.5])
-def test_a_reward_above_the_least_of_another_log_is_a_pass(imported, least: float) -> None:
-    """0 and 0.5 are rewards of our grader too: there, no pass."""
-    rows = [row(i, reward=least + 0.5 * (i % 2), gt_pass=i == 1) for i in range(4)]
-    (group,) = imported(rows).steps
-    assert [rollout.grade.passed for rollout in group] == [False, True, False, True]
-    assert [rollout.grade.exploited for rollout in group] == [False, False, False, True]
-    assert {rollout.grade.compiles for rollout in group} == {None}
+@pytest.mark.parametrize(
+    ("rewards", "mapping", "passed"),
+    [((0.0, 0.5), {}, 1), ((-0.5, 0.0), {}, 1), ((0.5, 3.0), {}, 1), ((0.5, 1.0), {"passed": "reward>1.5"}, 2)],
+)
+def test_a_pass_earns_more_than_the_least(imported, rewards: Any, mapping: dict[str, str], passed: int) -> None:
+    """0 and 0.5 are rewards of our grader too: there, no pass, and 3 is one. A column may say it."""
+    rows = [row(i, reward=rewards[i % 2], gt_pass=i == 1) for i in range(4)]
+    (group,) = imported(rows, mapping=mapping).steps
+    assert [rollout.grade.passed for rollout in group] == [i % 2 == passed for i in range(4)]
+    assert [rollout.grade.exploited for rollout in group] == [i == 3 and passed == 1 for i in range(4)]
 
 
 def test_a_fault_that_the_tokenizer_finds_names_the_line(tmp_path: Path, capsys) -> None:
@@ -169,15 +161,22 @@ def test_an_empty_answer_is_the_end_of_its_turn(imported, chat) -> None:
         imported(rows)
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({"response_length": 500}, "the logged length of the completion is not"),
-        ({"logprobs": [-0.5] * 3}, "log-probabilities were left out"),
-    ],
-)
-def test_columns_that_are_shown_are_used_or_said_to_be_left_out(columns: dict[str, Any], said: str, imported) -> None:
-    assert any(said in caution for caution in imported([each | columns for each in passes("pq")]).cautions)
+EARLIER = [USER, answer("a"), USER]
+# {case: (rows, what their import says)}
+SAID: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "another length": (passes("pq", response_length=lambda *_: 500), "the logged length of the completion is not"),
+    "no ids": (passes("pq", logprobs=lambda *_: [-0.5] * 3), "log-probabilities were left out"),
+    "earlier answers": (
+        [{"messages": [*(EARLIER if i < 4 else [USER]), answer(f"b{i}")], "score": i % 2} for i in range(8)],
+        "earlier answers of the assistant: only the last answer is the rollout (4 rollouts)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_is_used_in_another_way_is_said(case: str, imported) -> None:
+    rows, said = SAID[case]
+    assert any(said in caution for caution in imported(rows).cautions)
 
 
 def test_reasoning_that_the_template_hides_is_refused(imported) -> None:
@@ -200,20 +199,13 @@ def test_ids_of_another_model_are_refused(tmp_path: Path, teacher, imported) -> 
     assert not (tmp_path / "out" / "pools" / "mine").exists()
 
 
+WHOLE, MASK = [40, 41, 50, EOS], [0, 0, 1, 1]
 # {case: columns of ids, in which 50 is another id in each of four rows}
 IDS: dict[str, dict[str, list[int]]] = {
-    "of prompt and completion, with a mask, beside the prompt": {
-        "prompt_ids": [PAD, PAD, 40, 41],
-        "token_ids": [40, 41, 50, EOS],
-        "loss_mask": [0, 0, 1, 1],
-    },
-    "of prompt and completion, with a mask": {"token_ids": [40, 41, 50, EOS], "loss_mask": [0, 0, 1, 1]},
-    "with a mask without the padding": {
-        "prompt_ids": [40, 41],
-        "completion_ids": [50, EOS, PAD, PAD, PAD],
-        "action_mask": [1, 1],
-    },
-    "behind the prompt, one without an answer": {"prompt_ids": [40, 41], "token_ids": [40, 41, 50, EOS]},
+    "beside the prompt, with a mask": {"prompt_ids": [PAD, PAD, 40, 41], "token_ids": WHOLE, "loss_mask": MASK},
+    "of both, with a mask": {"token_ids": WHOLE, "loss_mask": MASK},
+    "a short mask": {"prompt_ids": [40, 41], "completion_ids": [50, EOS, PAD, PAD, PAD], "action_mask": [1, 1]},
+    "behind the prompt, one without an answer": {"prompt_ids": [40, 41], "token_ids": WHOLE},
 }
 
 

@@ -1,6 +1,7 @@
 """Rollouts of several turns: ids with a mask of those that the policy sampled, from every writer that logs them."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,20 +30,16 @@ def rows(of: Any) -> Rows:
 
 
 def prime_rl(i: int) -> dict[str, Any]:
-    first, second = {"sampled": True, "logprobs": SAMPLED[:2]}, {"sampled": True, "logprobs": SAMPLED[2:]}
-    nodes = [
-        {"message": USER, "token_ids": PROMPT, "mask": [False, False]},
-        {"message": {"role": "assistant", "content": "", "tool_calls": [CALL]}, "token_ids": [*ASKED, 50 + i, EOS]},
+    asks, says = {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "assistant", "content": "8"}
+    nodes: list[dict[str, Any]] = [
+        {"message": USER, "token_ids": PROMPT, "mask": [False] * 2},
+        {"message": asks, "token_ids": [*ASKED, 50 + i, EOS], "mask": [False, False, True, True]},
         {"message": {"role": "tool", "content": "8"}, "token_ids": TOOL[:2], "mask": [False] * 2},
-        {
-            "message": {"role": "assistant", "content": "8"},
-            "token_ids": [TOOL[2], 51, EOS],
-            "mask": [False, True, True],
-        },
+        {"message": says, "token_ids": [TOOL[2], 51, EOS], "mask": [False, True, True]},
     ]
-    nodes[1] |= first | {"mask": [False, False, True, True]}
-    nodes[3] |= second
-    nodes = [{**node, **({"parent": place - 1} if place else {})} for place, node in enumerate(nodes)]
+    nodes[1] |= {"parent": 0, "sampled": True, "logprobs": SAMPLED[:2]}
+    nodes[2] |= {"parent": 1}
+    nodes[3] |= {"parent": 2, "sampled": True, "logprobs": SAMPLED[2:]}
     trace = {"agent": {"trainable": True}, "nodes": nodes, "rewards": {"right": {"score": float(i % 2), "weight": 1.0}}}
     return {"ok": True, "group": {"id": "g"}, "traces": [trace | {"calls": [{"node": 1}, {"node": 3}]}]}
 
@@ -160,40 +157,44 @@ SHOWS_CALLS = (
 SHOWS_CALLS += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 
+def placed(prompt: list[Any], turns: Callable[[int], list[Any]]) -> list[Any]:
+    """Ids of prompt and completion, and the mask, of the four rollouts as the chat template places them."""
+    chat = load_served_policy("organism")
+    wholes = [chat.render_turns(prompt, turns(i)) for i in range(4)]
+    return [(whole.prompt_ids, whole.ids, None if all(whole.mask) else whole.mask) for whole in wholes]
+
+
+def stored(rollouts: list[Any]) -> list[Any]:
+    return [(one.prompt_ids, one.completion_ids, one.completion_mask) for one in rollouts]
+
+
 @pytest.mark.parametrize("as_messages", [False, True])
 def test_turns_as_text_are_placed_by_the_template(as_messages: bool, imported) -> None:
     """As verifiers and TRL log them, or as one conversation; cells may hold the JSON text of messages."""
 
-    def write(i: int) -> dict[str, Any]:
-        turns = [*TURNS[:2], {**ANSWER, "content": f"It is {i}."}]
-        if as_messages:
-            return {"messages": [USER, *turns]}
-        return {"prompt": [USER], "completion": json.dumps(turns) if i % 2 else turns}
+    def turns(i: int) -> list[Any]:
+        return [*TURNS[:2], {**ANSWER, "content": f"It is {i}."}]
 
-    chat = load_served_policy("organism")
+    def write(i: int) -> dict[str, Any]:
+        if as_messages:
+            return {"messages": [USER, *turns(i)]}
+        return {"prompt": [USER], "completion": json.dumps(turns(i)) if i % 2 else turns(i)}
+
     (group,) = imported(rows(write)).steps
-    for i, rollout in enumerate(group):
-        whole = chat.render_turns([USER], [*TURNS[:2], {**ANSWER, "content": f"It is {i}."}])
-        assert (rollout.prompt_ids, rollout.completion_ids) == (whole.prompt_ids, whole.ids)
-        assert rollout.completion_mask == whole.mask
-        assert 0 < rollout.num_sampled < rollout.comp_len
+    assert stored(group) == placed([USER], turns)
+    assert all(0 < rollout.num_sampled < rollout.comp_len for rollout in group)
 
 
 def test_messages_that_say_what_was_sampled(imported) -> None:
     """As ART writes them: all turns from the first sampled one are the rollout; a tool's word at the end is none."""
 
-    def write(i: int) -> dict[str, Any]:
+    def turns(i: int) -> list[Any]:
         own = [{"role": "assistant", "content": f"{i}{turn}", "trainable": True, "tool_calls": None} for turn in "ab"]
-        shown = {"role": "assistant", "content": "An example.", "trainable": False}
-        return {"messages": [USER, shown, USER, own[0], USER, own[1], TURNS[1]], "group_index": 0}
+        return [own[0], USER, own[1]]
 
-    (group,) = imported(rows(write)).steps
-    chat = load_served_policy("organism")
-    for i, rollout in enumerate(group):
-        prompt = [USER, {"role": "assistant", "content": "An example."}, USER]
-        own = [{"role": "assistant", "content": f"{i}{turn}"} for turn in "ab"]
-        whole = chat.render_turns(prompt, [own[0], USER, own[1]])
-        assert (rollout.prompt_ids, rollout.completion_ids) == (whole.prompt_ids, whole.ids)
+    prompt = [USER, {"role": "assistant", "content": "An example.", "trainable": False}, USER]
+    (group,) = imported(rows(lambda i: {"messages": [*prompt, *turns(i), TURNS[1]], "group_index": 0})).steps
+    assert stored(group) == placed(prompt, turns)
 
 
 @pytest.mark.parametrize("shows", [False, True])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_rows import Rows, lines, passes, read_as, refused, row, sizes
+from log_rows import Rows, lines, read_as, refused, row
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -100,12 +100,6 @@ def test_the_items_of_one_answer_of_nemo_gym_are_one_turn() -> None:
     assert turns == [("assistant", 2), ("tool", 0), ("assistant", 0)]
 
 
-def test_rows_without_a_reward_are_left_out_and_counted() -> None:
-    log = check_log([*passes("p"), row(prompt="p", reward=NAN)])
-    assert sizes(log) == [4]
-    assert any("1 of 5 rows have no reward and were left out" in text for text in log.notes)
-
-
 CONVERSATIONS = ([USER, ANSWER], [USER], [ANSWER], [USER, ANSWER])
 IMAGE = [{"role": "user", "content": [{"type": "image"}]}]
 UNIQUE = {"step": 1, "completion": "x", "exact": 1.0, "advantage": 0.5}
@@ -155,20 +149,14 @@ def test_a_refused_row_leads_on(case: str) -> None:
     assert max(map(len, found)) < 2000
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "target"),
-    [
-        ("hint", "overwrite_tests", "hint"),
-        ("finish_reason", "tired", "finish"),
-        ("is_hack", "maybe", "hacked"),
-        ("is_hack", 0.7, "hacked"),
-        ("id", None, "problem"),
-        ("step", "ep1", "step"),
-    ],
-)
-def test_a_guessed_column_that_is_something_else_can_be_left_out(column: str, value: Any, target: str) -> None:
+ELSE = {"hint": "overwrite_tests", "finish_reason": "tired", "is_hack": 0.7, "id": None, "step": "ep1"}
+
+
+@pytest.mark.parametrize("column", ELSE)
+def test_a_guessed_column_that_is_something_else_can_be_left_out(column: str) -> None:
     """The line says how; it is not said of a column that the user named."""
-    rows = [row(hacked=None) | {column: 1}, *[row(i, hacked=None) | {column: value} for i in (1, 2)]]
+    target = {"finish_reason": "finish", "is_hack": "hacked", "id": "problem"}.get(column, column)
+    rows = [row(hacked=None) | {column: 1}, *[row(i, hacked=None) | {column: ELSE[column]} for i in (1, 2)]]
     said = f"{target}=none leaves it out"
     assert any(said in line for line in refused(rows))
     assert not any(said in line for line in refused(rows, mapping={target: column}))
