@@ -97,11 +97,11 @@ def report_of(runs: Sequence[Path], name: str | None, out: Path, seed: int = 0) 
     command = shlex.join(["probe", "report", *map(str, runs), *named, "--out", str(out), "--seed", str(seed)])
     if spec_file := spec_among(runs):
         from probe.experiments.load import load_spec
-        from probe.experiments.verdict import analyse_runs, judge
+        from probe.experiments.verdict import evaluate_spec
 
         spec = load_spec(spec_file)
-        of_runs = analyse_runs(spec, out, seed=seed)
-        analyses, evaluation = [*of_runs.values()], judge(spec, out, of_runs)
+        evaluation = evaluate_spec(spec, out, seed=seed)
+        analyses = [*evaluation.analyses.values()]
         return Report(name=name or spec.name, analyses=analyses, command=command, spec=spec, evaluation=evaluation)
     paths = [resolve_run(run, out) for run in runs]
     names = [path.resolve().name for path in paths]

@@ -31,9 +31,11 @@ MOST_NAMED = 3
 
 def unmatched(spec: Spec) -> list[str]:
     """Return a sentence for each cell of a training spec that differs from the baseline in several things."""
-    baseline, sentences = spec.baseline, []
+    baseline, sentences = spec.baseline, list[str]()
+    if not spec.trains or baseline is None:
+        return []
     idle = [cell for cell in spec.cells if _does(spec, cell) is None]
-    for cell in spec.cells if spec.trains and baseline is not None else ():
+    for cell in spec.cells:
         different = _things(spec, cell, baseline)
         if len(different) > 1 and not any(_things(spec, cell, other) == {"arm": []} for other in idle):
             listed = "; ".join(f"{name} ({_named(keys)})" if keys else name for name, keys in different.items())

@@ -17,11 +17,13 @@ from probe.settings.words import Answer
 
 def evaluate(criterion: Criterion, found: Estimate, vacuous: str = "") -> Finding:
     """Judge one criterion by its estimate; `vacuous` says why nothing was compared."""
-    says, text = _says(criterion, found)
     if vacuous:
         says, text = Answer.VACUOUS, vacuous
-    elif found.value is not None:
-        text = f"{found:+.3g}{f'; {text}' if text else ''}"
+    elif found.value is None:
+        says, text = Answer.INCONCLUSIVE, found.why or "not measured"
+    else:
+        says, why = _says(criterion, found, found.value)
+        text = f"{found:+.3g}{f'; {why}' if why else ''}"
     if criterion.role == "mechanism":
         text += "; mechanism: says that the code ran"
     return Finding(
@@ -49,12 +51,10 @@ def in_words(criterion: Criterion) -> str:
     return f"{criterion.estimate} {bound}{f' ({place})' if place else ''}"
 
 
-def _says(criterion: Criterion, found: Estimate) -> tuple[Answer, str]:
-    if found.value is None:
-        return Answer.INCONCLUSIVE, found.why or "not measured"
+def _says(criterion: Criterion, found: Estimate, value: float) -> tuple[Answer, str]:
     if not describes(criterion.estimate) and found.interval is None:
         return Answer.INCONCLUSIVE, f"no interval: {found.why}"
-    low, high = (found.value, found.value) if found.interval is None else (found.low, found.high)
+    low, high = (value, value) if found.interval is None else (found.low, found.high)
     if criterion.inside is not None:
         first, last = criterion.inside
         holds, fails = first <= low and high <= last, high < first or low > last
@@ -63,6 +63,6 @@ def _says(criterion: Criterion, found: Estimate) -> tuple[Answer, str]:
     else:
         assert criterion.below is not None
         holds, fails = high < criterion.below, low >= criterion.below
-    if holds:
-        return Answer.PASS, ""
-    return (Answer.FAIL, "") if fails else (Answer.INCONCLUSIVE, "the interval holds both answers")
+    if holds or fails:
+        return Answer.PASS if holds else Answer.FAIL, ""
+    return Answer.INCONCLUSIVE, "the interval holds both answers"

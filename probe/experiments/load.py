@@ -71,7 +71,7 @@ def _names(spec: Spec) -> Iterator[FieldError]:
         yield from _unknown("ceiling.criteria", spec.ceiling.criteria, criteria)
     tables = {"settings": spec.settings} | {f"conditions.{row.name}": row.settings for row in spec.conditions}
     for where, table in tables.items():
-        for key in RESERVED & flat(table).keys():
+        for key in sorted(RESERVED & flat(table).keys()):
             yield FieldError(where, "no key that the sweep sets (arms, seeds, conditions)", key)
     primaries = [row.name for row in spec.criteria if row.role == "primary"]
     stem = spec.path.stem

@@ -8,6 +8,7 @@ The notes of a plan say why a number is missing.
 """
 
 from collections.abc import Sequence
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, notes: list[str])
     for what, jobs in sets.items():
         names = [job.conditions[0] for job in jobs]
         if per_run.keys() >= {*names}:
-            hours = sum(per_run[name] for name in names)
+            hours = fsum(per_run[name] for name in names)
             price = {"what": what, "runs": len(jobs), "hours": hours, "currency": budget.currency}
             price["money"] = None if budget.price_per_hour is None else hours * budget.price_per_hour
             prices.append({**price, "source": "; ".join(dict.fromkeys(sources[name] for name in names))})

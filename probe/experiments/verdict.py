@@ -41,6 +41,7 @@ class SpecVerdict:
 
     spec: Spec
     runs: list[Job]
+    analyses: Analyses  # of the complete runs
     verdict: Verdict  # the decision; findings are the criteria, caveats say why no earlier decision was taken
     replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or none is complete
     arms: list[Verdict]  # every trained arm and condition against vanilla; empty for a replay
@@ -67,12 +68,7 @@ class SpecVerdict:
 
 
 def evaluate_spec(spec: Spec, out_dir: Path, seed: int = 0) -> SpecVerdict:
-    """Judge the analyses of the complete runs of a sweep; arguments and errors as `analyse_runs`."""
-    return judge(spec, out_dir, analyse_runs(spec, out_dir, seed))
-
-
-def analyse_runs(spec: Spec, out_dir: Path, seed: int = 0) -> Analyses:
-    """Analyse every complete run of a sweep under each of its conditions.
+    """Analyse every complete run of a sweep under each of its conditions, judge every criterion, and decide.
 
     Args:
         seed: as for `probe.analysis.analyze`.
@@ -80,25 +76,20 @@ def analyse_runs(spec: Spec, out_dir: Path, seed: int = 0) -> Analyses:
     Raises:
         InputError: no run of the sweep is complete.
     """
-    done = [run for run in run_jobs(spec, out_dir) if run.complete]
+    runs = run_jobs(spec, out_dir)
+    done = [run for run in runs if run.complete]
     if not done:
         fix = f"run: probe spec sweep {shlex.quote(str(spec.path))}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
     read = {run.name: read_run(run.directory) for run in done}
     # A training run has one condition, and its records lack the spec's name for it.
-    return {
+    analyses = {
         (run.name, name): analyze(
             read[run.name], None if spec.trains else name, others=[*read.values()], seed=seed
         ).settle()
         for run in done
         for name in run.conditions
     }
-
-
-def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
-    """Judge every criterion on the analyses of `analyse_runs`, and choose the decision."""
-    runs = run_jobs(spec, out_dir)
-    done = [run for run in runs if run.complete]
     cells = {cell: _runs_of(spec, cell, done, analyses) for cell in spec.cells}
     (condition, _), trainings, trained = spec.judged, None, list[TrainedArm]()
     if spec.trains:
@@ -126,6 +117,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     return SpecVerdict(
         spec=spec,
         runs=runs,
+        analyses=analyses,
         verdict=Verdict(
             about={"spec": spec.name},
             word=decision.name,
