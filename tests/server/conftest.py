@@ -133,7 +133,7 @@ class Loopback:
         return Handler
 
     def _answered(self, path: str, content: bytes) -> tuple[int, Any]:
-        body = orjson.loads(content) if content else None
+        body: Any = orjson.loads(content) if content else None
         with self.lock:
             self.asked.append((path, body))
         if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
