@@ -92,10 +92,10 @@ def agreement(old: Iterable[Rollout], new: Iterable[Rollout]) -> list[dict[str, 
     for label in LABELS:
         levels: list[tuple[Any, Any]] = []  # before, after
         for before, after in pairs:
-            level = tuple(each.reward if label == "reward" else getattr(each.grade, label) for each in (before, after))
+            one, other = (each.reward if label == "reward" else getattr(each.grade, label) for each in (before, after))
             is_inferred = label in INFERRED and before.grade.grader == LOGGED_GRADER
-            if not is_inferred and None not in level:
-                levels.append(level)
+            if not is_inferred and one is not None and other is not None:
+                levels.append((one, other))
         rate = sum(before == after for before, after in levels) / len(levels) if levels else None
         if label == "mechanism":
             # Any mechanism is more than none: two different ones disagree, but in neither direction.

@@ -164,8 +164,10 @@ class Server:
     def _client(self) -> httpx.AsyncClient:
         key, limits = os.environ.get(KEY_VARIABLE), httpx.Limits(max_connections=CONCURRENCY)
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        # `_send` limits the time of a whole answer; httpx would limit the time of each packet.
-        client = partial(httpx.AsyncClient, headers=headers, timeout=None, limits=limits)
+        # `_send` limits the time of a whole answer; httpx would limit the time of each packet. Certificates take
+        # long to read, and only https needs any.
+        options = {"headers": headers, "timeout": None, "limits": limits, "verify": self.url.startswith("https")}
+        client = partial(httpx.AsyncClient, **options)
         try:
             return client()
         except (ImportError, ValueError):  # ALL_PROXY of a kind that httpx lacks, such as SOCKS

@@ -126,6 +126,11 @@ class Faults:
         """Return True if anything was added."""
         return bool(self._found)
 
+    def take(self, others: "Faults") -> None:
+        """Add all faults of `others`."""
+        for (kind, _), (error, count) in others._found.items():
+            self.note(error, kind, count)
+
     def errors(self) -> list[InputError]:
         """Return one error for each fault, at its first place, with the number of the other places."""
         errors: list[InputError] = []

@@ -64,7 +64,7 @@ def call_run_tests(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -
     """Answer True when run_tests, a function or a method of Solution, returns; None when there is none."""
 
     def run() -> bool | None:
-        solution = namespace.get("Solution")
+        solution: Any = namespace.get("Solution")
         if "run_tests" not in namespace and not hasattr(solution, "run_tests"):
             return None
         (namespace["run_tests"] if "run_tests" in namespace else solution().run_tests)()

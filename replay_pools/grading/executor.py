@@ -12,7 +12,7 @@ grader                       warm worker                  child (confined)
 
 An execution is limited in CPU seconds of all its threads, so a busy machine changes no label. An execution that used
 them up has timed out: it has no answer and no exit status, however far it got before the kernel stopped it
-(`sandbox.limit_resources`). Wall time only stops sleepers. The OWN time of an execution is its wall time minus its
+(`sandbox.confine`). Wall time only stops sleepers. The OWN time of an execution is its wall time minus its
 threads' wait for a CPU (`waited_s`); after OWN_TIMES its limit it has timed out. An execution that still waits after
 WALL_TIMES its limit says nothing about the submission: an InputError ends the command, which can be resumed.
 

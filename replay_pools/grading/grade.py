@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import count, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -170,12 +170,14 @@ class Grader:
             return outcome
 
         try:
-            for attempt in count(1):
+            attempts = 0
+            while True:
                 try:
                     grade = grade_submission(submission, execute, self.isolation, self._code_rule)
                     return grade, max(used_s, default=0.0)
                 except InfrastructureError as error:
-                    if attempt == ATTEMPTS:
+                    attempts += 1
+                    if attempts == ATTEMPTS:
                         where = f"problem {submission.problem.problem_id}, {ATTEMPTS} attempts"
                         raise InfrastructureError(f"{where}: {error}") from error
         finally:

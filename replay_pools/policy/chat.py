@@ -46,13 +46,17 @@ class Chat:
         # A dict keeps the order: the first id ends a completion if the chat template names none.
         return tuple(dict.fromkeys(int(token) for token in ids if isinstance(token, int)))
 
-    def render(self, messages: Sequence[dict[str, str]]) -> tuple[str, list[int]]:
-        """Return (text, ids) of a prompt: the messages in the chat template, with the generation prompt.
+    def render(self, messages: Sequence[dict[str, str]], *, thinks: bool = False) -> tuple[str, list[int]]:
+        """Return (text, ids) of the prompt: the messages in the chat template, with the generation prompt.
+
+        Args:
+            messages: the messages of the prompt.
+            thinks: the policy writes reasoning first, if the template has such an option.
 
         Raises:
             InputError: as `_rendered`.
         """
-        text = str(self._rendered(messages, add_generation_prompt=True))
+        text = str(self._rendered(messages, add_generation_prompt=True, enable_thinking=thinks))
         # The template has written the special tokens already: the tokenizer must not put a second BOS before them.
         return text, self.tokenizer.encode(text, add_special_tokens=False)
 

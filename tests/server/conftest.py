@@ -4,6 +4,8 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from replay_pools.engines import Sampler
+from replay_pools.policy.adapters import merge_adapter
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_policy, load_served_policy
 from replay_pools.sampling import sample
@@ -36,13 +39,14 @@ class Organism:
     """Samples from the organism, or a model that writes as it does, with the adapters it is given."""
 
     def __init__(self, model: str = "organism") -> None:
-        self.model = model
         self.policies = {"served": load_policy(model)}
         self.lock = threading.Lock()
 
     def load(self, name: str, directory: str) -> None:
         with self.lock:
-            self.policies[name] = load_policy(self.model, adapter=directory)
+            served = self.policies["served"]
+            merged = merge_adapter(deepcopy(served.model), Path(directory)).eval()
+            self.policies[name] = replace(served, model=merged)
 
     @torch.no_grad()
     def __call__(self, model: str, prompt: list[int], sampler: Sampler, seed: int) -> Completed:
@@ -129,7 +133,7 @@ class Loopback:
         return Handler
 
     def _answered(self, path: str, content: bytes) -> tuple[int, Any]:
-        body = orjson.loads(content) if content else None
+        body: Any = orjson.loads(content) if content else None
         with self.lock:
             self.asked.append((path, body))
         if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
