@@ -57,7 +57,7 @@ def live(out: Path):
     with Grader() as grader:
         maker = RolloutMaker(
             engine=LocalEngine(policy),
-            sampler=Sampler(max_new_tokens=160),
+            sampler=Sampler(max_new_tokens=48),
             grader=grader,
             mode="run_tests",
             hint=True,
