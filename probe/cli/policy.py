@@ -114,7 +114,7 @@ def evaluate(run: Path | None, name: str, out: Path, **settings: Any) -> Text:
 
       probe policy eval --model organism --adapter teacher --problems 200 --name teacher
     """
-    from probe.runs.evaluations import check_unseen, deployed_policy, evaluate_policy
+    from probe.runs.evaluations import deployed_policy, evaluate_policy
 
     given, step, trained = given_settings(settings), 0, None
     if run is not None:
@@ -122,15 +122,13 @@ def evaluate(run: Path | None, name: str, out: Path, **settings: Any) -> Text:
             raise InputError(clash[0], expected="none with RUN, which has its own", found=repr(given[clash[0]]))
         trained, step = deployed_policy(resolve_run(run, out))
     config = configured("eval", settings, start=None if trained is None else asdict(trained))
-    if trained is not None:
-        check_unseen(trained, config)
-    elif config.evaluation.modes:  # `--without-hint` uses the mode of the rollouts
+    if trained is None and config.evaluation.modes:  # `--without-hint` uses the mode of the rollouts
         config = replace(config, rollouts=replace(config.rollouts, mode=config.evaluation.modes[0]))
     directory = out / "evals" / name
     if run is None:  # a RUN gives what was not given
         say_defaults(settings, config)
     with locked(directory):
-        row = evaluate_policy(config, directory, out, step=step, say=say)
+        row = evaluate_policy(config, directory, out, trained=trained, step=step, say=say)
     yield evaluation_table([row])
     yield f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}"
     return {"path": str(directory), **row}

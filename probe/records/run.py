@@ -67,7 +67,8 @@ OTHER_FILES = (  # also hashed in the manifest; a pool's manifest covers the poo
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
-    f"{ADAPTER_DIR}*/**/*.safetensors",  # including the adapters that the training started from
+    # Including the adapters that the training started from, without those that a server had for a while (`adapters/`).
+    *(f"{name}/**/*.safetensors" for name in (ADAPTER_DIR, f"{ADAPTER_DIR}-training")),
 )
 HASH_DIGITS = 6  # in a default name
 MAX_STEM_CHARS = 100  # of a default name without its hash: file names have at most 255 bytes

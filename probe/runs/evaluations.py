@@ -211,27 +211,14 @@ def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:
     return config, len(read_records(StepRecord, directory / STEPS_FILE))
 
 
-def check_unseen(trained: EvalConfig, config: EvalConfig) -> None:
-    """Refuse to evaluate a trained policy on problems that its training could draw.
-
-    Args:
-        trained: the settings of `deployed_policy`, with the training's held-out problems.
-        config: the settings of the evaluation.
-
-    Raises:
-        InputError: more problems than the training held out, in an environment with overlapping splits.
-    """
-    to_train_on, held_out = _split(trained)
-    _, asked = _split(config)
-    seen = {problem.problem_id for problem in to_train_on} & {problem.problem_id for problem in asked}
-    if seen:
-        actual = f"{len(asked)}, of which {len(seen)} were among those that it trained on"
-        expected = f"at most {len(held_out)}, which the training held out"
-        raise InputError("evaluation.num_problems", expected=expected, found=actual, fix="say --problems")
-
-
 def evaluate_policy(
-    config: EvalConfig, directory: Path, out_dir: Path, *, step: int = 0, say: Callable[[str], None] = lambda text: None
+    config: EvalConfig,
+    directory: Path,
+    out_dir: Path,
+    *,
+    trained: EvalConfig | None = None,
+    step: int = 0,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Run `policy eval`: sample, grade, count, and write pools and `evaluation.json`; a second call resumes.
 
@@ -239,16 +226,25 @@ def evaluate_policy(
         config: settings of the verb `eval`.
         directory: the evaluation.
         out_dir: its cache has the SVDs for delta_S adapters.
+        trained: settings of the training that made the policy, from `deployed_policy`; None: no training.
         step: optimizer steps that the policy has made; 0 = an untrained model.
 
     Raises:
-        InputError: anything wrong with the model, adapter or problems; `directory` holds another evaluation.
+        InputError: anything wrong with the model, adapter or problems; problems that the training could draw, which
+            are more than it held out of overlapping splits; `directory` holds another evaluation.
 
     Returns:
         As `evaluate`.
     """
     sampling, model, group = config.rollouts, config.model, config.evaluation.rollouts_per_problem
     _, problems = _split(config)
+    if trained is not None:
+        to_train_on, held_out = _split(trained)
+        seen = {problem.problem_id for problem in to_train_on} & {problem.problem_id for problem in problems}
+        if seen:
+            actual = f"{len(problems)}, of which {len(seen)} were among those that it trained on"
+            expected = f"at most {len(held_out)}, which the training held out"
+            raise InputError("evaluation.num_problems", expected=expected, found=actual, fix="say --problems")
     policy = configured_policy(model, out_dir / "cache")
     with Grader(code_rule=sampling.grading_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under {describe_tier(grader.isolation)}")

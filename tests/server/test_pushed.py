@@ -8,7 +8,7 @@ from adapted import configured
 from served import most_off, move
 
 from extraction.adapters.trained import Trained
-from probe.runs.sources.served import PushedEngine, load_adapter, served_name, unload_adapter
+from probe.runs.sources.served import PushedEngine, load_adapter, unload_adapter
 from probe.settings.training import ModelConfig
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
@@ -39,7 +39,7 @@ def test_new_weights_are_pushed_once_and_old_ones_forgotten(
         pushed.sample([[5, 6]], SHORT, seeds=[step])
         (name,) = server.adapters
         (path,) = tmp_path.iterdir()  # directories of former steps are not left behind
-        assert (name, server.adapters[name]) == (served_name(path), str(path))
+        assert (name, server.adapters[name]) == (path.name, str(path))
         assert server.bodies()[-1]["model"] == name
         move(trained, step)
         assert most_off(policy, prompts, found) > 0.01, "the step changed nothing: the test shows nothing"

@@ -20,17 +20,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from probe.runs.sources.problems import Counts, Problems, Tally
-from probe.step.distributed import SOLO, World
-from probe.step.groups import Group, RolloutKey, make_group, stored_reward
+from probe.runs.sources.problems import Counts, Tally
+from probe.runs.sources.rewards import reward_of
+from probe.step.distributed import World
+from probe.step.groups import Group, RolloutKey, make_group
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Engine
 from replay_pools.environments.base import Problem
-from replay_pools.generate import RolloutMaker, derive_seed
+from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.pool import PoolWriter, step_files
 from replay_pools.rollout import Rollout
+
+if TYPE_CHECKING:
+    from probe.runs.training_inputs import TrainingInputs
 
 Keyed = list[tuple[RolloutKey, Rollout]]
 Sampling = Callable[[int], AbstractContextManager[object]]  # open while a batch is sampled
@@ -41,17 +45,13 @@ class LiveSource:
 
     Args:
         directory: the pool; its name is the pool's name in records.
-        header: the pool's header.
+        inputs: settings, problems and ranks; the problems of a batch are requested when it is sampled.
         maker: samples from the policy in training, and grades.
-        problems: P (1 + resamples) problems of each batch, requested when the batch is sampled.
+        sizes: the policy's rollouts in a group, by batch; `others` add the rest.
         seed: seeds the sampling noise, together with the batch.
-        sizes: the policy's rollouts in a group, by batch; `others` add the rest of the maker's group.
-        iterations: steps on each batch; the later ones are off-policy.
-        resamples: dynamic sampling: further attempts at a group without reward variance.
-        reward: reward that the loss sees; nan = none.
         sampling: open while a batch is sampled.
         tally: the record to draw problems by; None = this pool's.
-        world: the ranks that split the groups.
+        origin: added to the name of the policy in the pool's header.
 
     Attributes:
         others: functions of (batch, one of the policy's rollouts of each group) that return rollouts of another policy
@@ -61,32 +61,41 @@ class LiveSource:
     def __init__(
         self,
         directory: Path,
-        *,
-        header: dict[str, Any],
+        inputs: "TrainingInputs",
         maker: RolloutMaker,
-        problems: Problems,
-        seed: int,
+        *,
         sizes: Sequence[int],
-        iterations: int = 1,
-        resamples: int = 0,
-        reward: Callable[[Rollout], float] = stored_reward,
+        seed: int,
         sampling: Sampling = nullcontext,
         tally: Tally | None = None,
-        world: World = SOLO,
+        origin: str = "",
     ) -> None:
-        self._world = world
-        self._writer = world.on_main(lambda: PoolWriter(directory, header=header))
-        self._maker, self._problems, self._seed, self._sizes = maker, problems, seed, sizes
+        rollouts, problems, self._world = inputs.config.rollouts, inputs.problems, inputs.world
+        plan = PoolPlan(
+            env=rollouts.env,
+            split="train",
+            mode=rollouts.mode,
+            hint=rollouts.hint,
+            steps=problems.num_batches * problems.width,
+            group=maker.group,
+            seed=inputs.config.seed,
+            steps_per_batch=rollouts.prompts_per_step,
+        )
+        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed)
+        if origin:
+            header["policy"] = header["policy"] | {"adapter": header["policy"]["adapter"] + origin}
+        self._writer = self._world.on_main(lambda: PoolWriter(directory, header=header))
+        self._maker, self._problems, self._config = maker, problems, rollouts
+        self._seed, self._sizes, self._sampling = seed, sizes, sampling
+        self._reward = reward_of(rollouts.pay, inputs.config.remedy)
         self._rollouts: dict[RolloutKey, Rollout] = {}  # in the newest batch
-        self._iterations, self._resamples, self._reward, self._sampling = iterations, resamples, reward, sampling
-        self._width = problems.width // (1 + resamples)  # P
-        self.num_steps = problems.num_batches * iterations
+        self.num_steps = problems.num_batches * rollouts.iterations
         self.others: Sequence[Callable[[int, Sequence[Rollout]], Sequence[Keyed]]] = ()
-        self.tally = tally or Tally(self._held, reward)
+        self.tally = tally or Tally(self._held, self._reward)
 
     def groups(self, step: int) -> tuple[Group, ...]:
         """Return the groups of a step, sampled now unless the pool holds them: the policy's rollouts come first."""
-        batch = step // self._iterations
+        batch = step // self._config.iterations
         groups = self.sampled(batch)
         first = [group[0][1] for group in groups]
         for other in self.others:
@@ -101,7 +110,7 @@ class LiveSource:
 
     def counts(self, step: int) -> Mapping[str, Counts]:
         """Return {problem_id: counts of the policy's rollouts} before the batch of a step, on every rank."""
-        return self._world.on_main(lambda: self.tally.before(step // self._iterations))
+        return self._world.on_main(lambda: self.tally.before(step // self._config.iterations))
 
     def sampled(self, batch: int, engine: Engine | None = None) -> list[Keyed]:
         """Return the policy's rollouts in the groups of a batch, from disk.
@@ -112,9 +121,9 @@ class LiveSource:
         maker = replace(self._maker, group=self._sizes[batch], engine=engine or self._maker.engine)
         sampling = self._sampling(batch) if engine is None else nullcontext()
         # The reward variance of a group that others complete is not known yet: none is sampled again.
-        resamples = self._resamples if maker.group == self._maker.group else 0
+        resamples = self._config.dynamic_sampling if maker.group == self._config.group else 0
         with sampling:
-            groups = self._attempt(maker, batch, 0, range(self._width))
+            groups = self._attempt(maker, batch, 0, range(self._config.prompts_per_step))
             for attempt in range(1, 1 + resamples):
                 groups |= self._attempt(maker, batch, attempt, [i for i in groups if self._is_flat(groups[i])])
         return list(groups.values())
@@ -128,7 +137,7 @@ class LiveSource:
         """Return {place in the batch: group} of one attempt, sampled together unless the pool holds them."""
         if not places:
             return {}
-        problems, offset = self._problems.batch(batch, self.tally), attempt * self._width
+        problems, offset = self._problems.batch(batch, self.tally), attempt * self._config.prompts_per_step
         first = batch * self._problems.width
         positions = {first + offset + i: problems[offset + i] for i in places}
         # The first attempt has the same seed as a run without resamples.
@@ -142,9 +151,9 @@ class LiveSource:
 
     def _held(self, batch: int) -> dict[RolloutKey, Rollout]:
         """Return the pool's rollouts of a completely sampled batch, resamples included."""
-        first = batch * self._problems.width
-        rollouts = list(chain(*(_stored(self._writer, first + i) for i in range(self._width))))
-        for step in range(first + self._width, first + self._problems.width):
+        first, width = batch * self._problems.width, self._config.prompts_per_step
+        rollouts = list(chain(*(_stored(self._writer, first + i) for i in range(width))))
+        for step in range(first + width, first + self._problems.width):
             rollouts += self._writer.read_step(step) or []
         return dict(self._keyed(rollouts))
 

@@ -92,7 +92,7 @@ class Ahead:
         for ahead in range(batch, min(batch + self._past.prefetch + 1, self._num_batches)):
             if ahead not in self._started:  # several after a resume
                 with self._past.sampling(ahead):
-                    self._adapters.append(self._engine.save(f"batch{ahead}"))
+                    self._adapters.append(self._engine.save(f"-batch{ahead}"))
                 # In this context, so that waiting is reported.
                 run, before = copy_context().run, self._started.get(ahead - 1)
                 self._started[ahead] = self._thread.submit(run, self._make, ahead, self._adapters[-1], before)

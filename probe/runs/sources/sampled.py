@@ -1,22 +1,21 @@
 """The groups of a training, assembled: live, with rollouts of other policies, after the remedy, sampled ahead."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from probe.records.run import EARLIER_DIR, ROLLOUTS_DIR
 from probe.runs.monitors import Monitor
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.others import teacher
 from probe.runs.sources.past import Ahead, PastWeights
-from probe.runs.sources.rewards import plain_prompt, remedied, reward_of, surprising
+from probe.runs.sources.rewards import plain_prompt, remedied, surprising
 from probe.runs.sources.served import PushedEngine
 from probe.runs.training_inputs import TrainingInputs
 from probe.step.groups import GroupSource
-from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
+from replay_pools.generate import RolloutMaker, derive_seed
 
 
 @contextmanager
@@ -52,32 +51,22 @@ def open_source(
             stack.enter_context(lean())
             yield
 
-    def pool(name: str, group: int, seed: int, sizes: Sequence[int], origin: str = "", **options: Any) -> LiveSource:
-        header = _header(inputs, maker, group)
-        header["policy"] = header["policy"] | {"adapter": header["policy"]["adapter"] + origin}
-        return LiveSource(
-            directory / name,
-            header=header,
-            maker=maker,
-            problems=inputs.problems,
-            seed=seed,
-            sizes=sizes,
-            iterations=rollouts.iterations,
-            resamples=rollouts.dynamic_sampling,
-            reward=reward_of(rollouts.pay, remedy),
-            world=inputs.world,
-            **options,
-        )
-
     taught, earlier = [taught for taught, _ in inputs.counts], [earlier for _, earlier in inputs.counts]
     own = [rollouts.group - sum(others) for others in inputs.counts]
-    live = pool(ROLLOUTS_DIR, rollouts.group, config.seed, own, sampling=sampling)
+    live = LiveSource(directory / ROLLOUTS_DIR, inputs, maker, sizes=own, seed=config.seed, sampling=sampling)
     sources, others = [live], []
     if rollouts.earlier_checkpoint is not None:
-        origin = f", as it was after the newest multiple of {rollouts.earlier_checkpoint.every} steps"
-        # With the policy's noise, similar policies would sample the same completions.
-        seed, at = derive_seed(EARLIER_DIR, config.seed), partial(sampling, earlier=True)
-        checkpoint = pool(EARLIER_DIR, max(earlier), seed, earlier, origin, sampling=at, tally=live.tally)
+        checkpoint = LiveSource(
+            directory / EARLIER_DIR,
+            inputs,
+            replace(maker, group=max(earlier)),
+            sizes=earlier,
+            # With the policy's noise, similar policies would sample the same completions.
+            seed=derive_seed(EARLIER_DIR, config.seed),
+            sampling=partial(sampling, earlier=True),
+            tally=live.tally,
+            origin=f", as it was after the newest multiple of {rollouts.earlier_checkpoint.every} steps",
+        )
         sources.append(checkpoint)
         others.append(lambda batch, first: checkpoint.sampled(batch))
     if inputs.teacher is not None:
@@ -100,19 +89,3 @@ def open_source(
                 source.finish(batches)
 
         yield groups, finish
-
-
-def _header(inputs: TrainingInputs, maker: RolloutMaker, group: int) -> dict[str, Any]:
-    """Return the header of a pool with groups of at most `group` rollouts on the run's problems."""
-    rollouts, problems = inputs.config.rollouts, inputs.problems
-    plan = PoolPlan(
-        env=rollouts.env,
-        split="train",
-        mode=rollouts.mode,
-        hint=rollouts.hint,
-        steps=problems.num_batches * problems.width,
-        group=group,
-        seed=inputs.config.seed,
-        steps_per_batch=rollouts.prompts_per_step,
-    )
-    return pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed)

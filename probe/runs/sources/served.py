@@ -1,10 +1,10 @@
 """PushedEngine: sample from the policy in training on a server, which loads each changed adapter.
 
 vLLM knows one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
-it is (`extraction.adapters.trained`). It is a peft directory on a disk that trainer and server share. Its name is a
+it is (`extraction.adapters.trained`). It is a peft directory on a disk that trainer and server share. Its name has a
 hash of the weights: the same weights are never loaded twice, and no server answers with the weights (or the cached
-prefixes) of an older step. The server's name of it begins with a hash of its place: of two runs on one server, which
-may begin with the same weights, neither unloads the adapter of the other.
+prefixes) of an older step. It begins with a hash of the folder: of two runs on one server, which may begin with the
+same weights, neither unloads the adapter of the other.
 """
 
 import hashlib
@@ -29,12 +29,6 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 MAX_RANK = 512  # the largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33)
 
 
-def served_name(adapter: Path) -> str:
-    """Return the name of an adapter directory on a server: the same weights in another place have another name."""
-    place = hashlib.sha256(str(adapter.parent.resolve()).encode()).hexdigest()[:8]
-    return f"{place}-{adapter.name}"
-
-
 def load_adapter(engine: ServerEngine, adapter: Path) -> ServerEngine:
     """Return the engine that samples with a peft adapter, which the server loads, unless it has it.
 
@@ -45,7 +39,7 @@ def load_adapter(engine: ServerEngine, adapter: Path) -> ServerEngine:
     Raises:
         InputError: the server takes no adapters, not this one, or does not see the directory.
     """
-    name, path = served_name(adapter), str(adapter.resolve())
+    name, path = adapter.name, str(adapter.resolve())
     if name not in engine.server.models():
         flags = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and a large enough --max-lora-rank"
         fix = f"serve with {flags}, on a machine that sees {path}"
@@ -55,10 +49,10 @@ def load_adapter(engine: ServerEngine, adapter: Path) -> ServerEngine:
 
 def unload_adapter(engine: ServerEngine, adapter: Path) -> None:
     """Make the server drop the adapter in a directory, if it has it; a server that is down has forgotten it."""
-    name, server = served_name(adapter), replace(engine.server, wait_s=0.0)
+    server = replace(engine.server, wait_s=0.0)
     with suppress(Unreachable):
-        if name in server.models():
-            server.ask_all(UNLOAD, [{"lora_name": name}], lambda i, answer: None)
+        if adapter.name in server.models():
+            server.ask_all(UNLOAD, [{"lora_name": adapter.name}], lambda i, answer: None)
 
 
 @final
@@ -102,9 +96,27 @@ class PushedEngine:
         header = self.base.describe(sampler)
         return header | {"policy": header["policy"] | {"adapter": self._adapter}}
 
-    def save(self, label: str) -> Path:
-        """Write the weights as they are now to a peft directory, which their content and a label name; return it."""
-        return self._saved(f"probe-{self._digest()}-{label}")
+    def save(self, label: str = "") -> Path:
+        """Write the weights as they are now to a peft directory, unless it exists, and return it.
+
+        Its name, which is the server's as well, consists of a hash of the folder, one of the basis and every
+        coordinate, and the label.
+        """
+        place = hashlib.sha256(str(self._directory.resolve()).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(orjson.dumps(self._trained.start.fingerprint, option=orjson.OPT_SORT_KEYS))
+        for vector in self._trained.values().values():
+            # Viewed as bytes, because numpy has no bfloat16.
+            digest.update(vector.cpu().view(torch.uint8).numpy().data)
+        path = self._directory / f"probe-{place}-{digest.hexdigest()[:16]}{label}"
+        if not path.exists():
+            # Renamed when complete, so that a directory of this name always holds a whole adapter.
+            unfinished = self._directory / f".{path.name}.tmp"
+            if self._trained.basis == "svd":
+                save_as_lora(self._trained, unfinished)
+            else:
+                self._trained.save(unfinished)
+            unfinished.rename(path)
+        return path
 
     @contextmanager
     def frozen(self, adapter: Path) -> Iterator[ServerEngine]:
@@ -128,32 +140,10 @@ class PushedEngine:
 
     def _current(self) -> ServerEngine:
         """Return the engine of the present weights; new ones are pushed, and the server forgets the former ones."""
-        name = f"probe-{self._digest()}"
-        if self._pushed is None or self._pushed[0].name != name:
+        adapter = self.save()
+        if self._pushed is None or self._pushed[0] != adapter:
             # Load the new adapter first: if that fails, `close` still removes the old one.
-            adapter = self._saved(name)
             engine = load_adapter(self.base, adapter)
             self.close()
             self._pushed = adapter, engine
         return self._pushed[1]
-
-    def _digest(self) -> str:
-        """Return 16 hex digits over the basis and every coordinate."""
-        digest = hashlib.sha256(orjson.dumps(self._trained.start.fingerprint, option=orjson.OPT_SORT_KEYS))
-        for vector in self._trained.values().values():
-            # Viewed as bytes, because numpy has no bfloat16.
-            digest.update(vector.cpu().view(torch.uint8).numpy().data)
-        return digest.hexdigest()[:16]
-
-    def _saved(self, name: str) -> Path:
-        """Return the adapter as a peft directory."""
-        path = self._directory / name
-        if not path.exists():
-            # Renamed when complete, so that a directory of this name always holds a whole adapter.
-            unfinished = self._directory / f".{name}.tmp"
-            if self._trained.basis == "svd":
-                save_as_lora(self._trained, unfinished)
-            else:
-                self._trained.save(unfinished)
-            unfinished.rename(path)
-        return path

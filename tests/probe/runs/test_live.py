@@ -9,9 +9,11 @@ from adapted import configured, members_of
 from haar import random_directions
 
 from probe.runs.sources.live import LiveSource
-from probe.runs.sources.problems import Problems, choose_problems
+from probe.runs.sources.problems import choose_problems
+from probe.runs.training_inputs import TrainingInputs
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
+from probe.settings.presets import configure
 from probe.settings.training import ModelConfig
 from probe.step.bases import Bases, weighted_sums
 from probe.step.groups import ReplaySource
@@ -20,7 +22,7 @@ from probe.step.reference import References
 from probe.step.step import Measure, StepResult, train_step
 from replay_pools.engines import Sampler
 from replay_pools.environments.registry import get_environment
-from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
+from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
@@ -50,26 +52,23 @@ def live(out: Path):
     """(adapted policy, finished LiveSource of two steps with two prompts, its pool)."""
     policy = load_policy("organism")
     coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
-    problems = choose_problems(get_environment("minicode").problems("train"), batches=2, prompts_per_step=2, seed=4)
-    sampler, plan = Sampler(max_new_tokens=160), PoolPlan(hint=True, steps=4, group=4, seed=4)
+    settings = {"rollouts.prompts_per_step": 2, "rollouts.group": 4, "steps": 2, "seed": 4}
+    inputs = TrainingInputs(configure("train", options=settings), out)
     with Grader() as grader:
         maker = RolloutMaker(
-            engine=LocalEngine(policy), sampler=sampler, grader=grader, mode="run_tests", hint=True, group=4
+            engine=LocalEngine(policy),
+            sampler=Sampler(max_new_tokens=48),
+            grader=grader,
+            mode="run_tests",
+            hint=True,
+            group=4,
         )
-        header = pool_header(maker.engine, plan, sampler, grader, [p for step in problems for p in step])
-        source = LiveSource(
-            out / "live" / "rollouts",
-            header=header,
-            maker=maker,
-            problems=Problems(problems, width=2),
-            seed=4,
-            sizes=[4, 4],
-            sampling=lambda batch: coordinates.folded(),
-        )
+        folder = out / "live" / "rollouts"
+        source = LiveSource(folder, inputs, maker, sizes=[4, 4], seed=4, sampling=lambda batch: coordinates.folded())
         for step in range(2):
             source.groups(step)
         source.finish(2)
-        yield coordinates, source, open_pool(out / "live" / "rollouts")
+        yield coordinates, source, open_pool(folder)
 
 
 def test_live_groups_are_what_a_replay_of_their_pool_gives(live) -> None:

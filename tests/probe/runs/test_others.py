@@ -14,7 +14,11 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources.past import PastWeights
+from probe.runs.sources.problems import Tally
+from probe.runs.sources.rewards import reward_of
+from probe.runs.training_inputs import TrainingInputs
 from probe.settings.rollouts import TeacherConfig
+from probe.step.groups import RolloutKey
 from replay_pools.pool import open_pool
 
 
@@ -67,8 +71,9 @@ def test_coming_batches_are_sampled_from_the_weights_of_their_time(make_tiny: Ca
 
 
 # Everything that changes what a group holds and earns: an earlier checkpoint, a teacher that fades, paid by tests,
-# minus the expectation; and problems by priority, of which the teacher knows three.
+# minus the expectation; problems by priority, of which the teacher knows three; sampled one batch ahead.
 OTHERS = {
+    "rollouts.prefetch": 1,
     "rollouts.prompts_per_step": 2,
     "rollouts.num_problems": 68,
     "rollouts.prioritise": "variance",
@@ -117,6 +122,22 @@ def test_shares_move_and_every_rollout_is_where_the_record_says(others: Path) ->
         assert (mine.problem_id, mine.prompt_sha) == (past.problem_id, past.prompt_sha)
     assert "as it was after the newest multiple of 2 steps" in pools["past-self"].manifest["policy"]["adapter"]
     assert "past-self/manifest.json" in orjson.loads((others / "manifest.json").read_bytes())["files"]
+
+
+def test_batches_are_sampled_ahead_on_problems_by_priority(others: Path) -> None:
+    """By hand: batches 0 and 1 are of the start, the others of one update ago. Every batch is drawn again from the pool
+    before it. With a server, and two steps on each batch: tests/server/test_prefetch.py.
+    """
+    record, pool = read_run(others), open_pool(others / "rollouts")
+    assert [step.ratio["staleness"] for step in record.steps] == [0, 1, 1, 1]
+    keyed = {RolloutKey("rollouts", r.step, r.sample_id): r for group in pool.steps for r in group}
+    reward = reward_of("tests", None)
+    tally = Tally(lambda batch: {key: r for key, r in keyed.items() if key.step // 2 == batch}, reward)
+    problems = TrainingInputs(record.training, others.parents[1]).problems
+    assert pool.manifest["tests"]["problems"] == len(problems.listed), "the header counts what may be drawn"
+    for batch in range(4):
+        drawn = [problem.problem_id for problem in problems.batch(batch, tally)]
+        assert drawn == [group[0].problem_id for group in pool.steps[2 * batch : 2 * batch + 2]]
 
 
 def test_who_solves_is_told_by_who_sampled(others: Path) -> None:

@@ -5,18 +5,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import nan
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from probe.cli import cli
-from probe.cli._frame import run
-from probe.records.run import read_run
 from probe.runs.sources.problems import PRIORITIES, Counts, Problems, Tally, draw
-from probe.runs.training_inputs import TrainingInputs
 from probe.step.groups import RolloutKey, stored_reward
-from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 
 # Smoothed: paid (k + 1) / (n + 2) is 1/2, 3/4 and 1/4; exploited 1/2, 1/2 and 1/8.
@@ -100,34 +94,3 @@ def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(held) -> None
     drawn = [[p.problem_id for p in forward.batch(batch, tally)] for batch in range(3)]
     assert [[p.problem_id for p in backward.batch(batch, tally)] for batch in (2, 0, 1)] == [drawn[2], *drawn[:2]]
     assert len({tuple(p.problem_id for p in make(seed).batch(0, tally)) for seed in range(8)}) > 4
-
-
-PRIORITISED = {
-    "rollouts.prioritise": "hard",
-    "rollouts.num_problems": 12,
-    "rollouts.dynamic_sampling": 1,
-    "intervention.arms": ["vanilla"],
-    "steps": 4,
-    "evaluation.every": 4,
-}
-
-
-def test_a_run_trains_on_what_its_counts_favour(out: Path, preset: Callable[..., str]) -> None:
-    """Four steps of two prompts with a resample each. Every batch is drawn again from the pool before it: the same
-    problems, at the places of the pool's steps.
-    """
-    assert run(cli, ["train", "--preset", preset(PRIORITISED), "--name", "prioritised", "--out", str(out)]) == 0
-    prioritised = out / "runs" / "prioritised"
-    pool = open_pool(prioritised / "rollouts")
-    assert pool.manifest["tests"]["problems"] == 12, "the header counts what may be drawn"
-    groups = {group[0].step: group for group in pool.steps}
-    keyed = {RolloutKey("rollouts", r.step, r.sample_id): r for group in pool.steps for r in group}
-    tally = Tally(lambda batch: {key: r for key, r in keyed.items() if key.step // 4 == batch}, stored_reward)
-    problems = TrainingInputs(read_run(prioritised).training, prioritised.parents[1]).problems
-    for batch in range(4):
-        for place, problem in enumerate(problems.batch(batch, tally), 4 * batch):
-            assert {rollout.problem_id for rollout in groups.get(place, [])} <= {problem.problem_id}
-    counts = Counter(rollout.problem_id for rollout in keyed.values())
-    assert max(counts.values()) > 4, "no problem came back: the test shows nothing"
-    assert {*range(0, 16, 4), *range(1, 16, 4)} <= groups.keys()
-    assert len(read_run(prioritised).steps) == 4
