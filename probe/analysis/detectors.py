@@ -286,7 +286,7 @@ def _label(labels: Array, rollouts: Sequence[Rollout], pools: Sequence[str], see
 
 def _is_accuracy(argument: str) -> None:
     if not 0 <= float(argument or 1) <= 1:
-        raise ValueError("expected 0 to 1")
+        raise ValueError(f"{argument}, not an accuracy from 0 to 1")
 
 
 # {kind of argument: a check that raises a ValueError}; one in brackets may be missing
@@ -333,11 +333,11 @@ def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:
     row = DETECTORS[base]
     try:
         if bool(argument) != bool(row.argument) and row.argument != "[ACCURACY]":
-            raise ValueError("no such argument" if argument else "no argument")
+            raise ValueError("no argument" if row.argument else f"the argument {argument}")
         ARGUMENTS[row.argument](argument)
     except (ValueError, re.error) as error:
         expected = f"{base}:{row.argument}" if row.argument else base
-        raise InputError(where, expected=expected, found=f"{name}: {error}") from error
+        raise InputError(f"{where} {name}", expected=expected, found=str(error)) from error
     return row, argument
 
 
