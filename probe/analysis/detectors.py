@@ -193,7 +193,7 @@ def _side_of_hacks(material: Material, score: Array, apart: Array) -> Array | fl
 
 def _probe(features: Array, material: Material) -> Array:
     x = features.reshape(len(features), -1)
-    usable = ~np.isnan(x).any(1)
+    usable = np.asarray(~np.isnan(x).any(1))
     x = x - np.nanmean(x, axis=0)
     spread = np.nanstd(x, axis=0)
     x = x / np.where(spread > 0, spread, 1.0)
