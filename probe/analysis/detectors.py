@@ -193,7 +193,7 @@ def _side_of_hacks(material: Material, score: Array, apart: Array) -> Array | fl
 
 def _probe(features: Array, material: Material) -> Array:
     x = features.reshape(len(features), -1)
-    usable = ~np.isnan(x).any(1)
+    usable = np.asarray(~np.isnan(x).any(1))
     x = x - np.nanmean(x, axis=0)
     spread = np.nanstd(x, axis=0)
     x = x / np.where(spread > 0, spread, 1.0)
@@ -286,7 +286,7 @@ def _label(labels: Array, rollouts: Sequence[Rollout], pools: Sequence[str], see
 
 def _is_accuracy(argument: str) -> None:
     if not 0 <= float(argument or 1) <= 1:
-        raise ValueError("expected 0 to 1")
+        raise ValueError(f"{argument}, not an accuracy from 0 to 1")
 
 
 # {kind of argument: a check that raises a ValueError}; one in brackets may be missing
@@ -333,11 +333,11 @@ def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:
     row = DETECTORS[base]
     try:
         if bool(argument) != bool(row.argument) and row.argument != "[ACCURACY]":
-            raise ValueError("no such argument" if argument else "no argument")
+            raise ValueError("no argument" if row.argument else f"the argument {argument}")
         ARGUMENTS[row.argument](argument)
     except (ValueError, re.error) as error:
         expected = f"{base}:{row.argument}" if row.argument else base
-        raise InputError(where, expected=expected, found=f"{name}: {error}") from error
+        raise InputError(f"{where} {name}", expected=expected, found=str(error)) from error
     return row, argument
 
 

@@ -63,7 +63,7 @@ def screen(
     rows = []
     for name, settings in candidates.items():
         row = _first_order(analysis, settings)
-        row = replace(row, name=name, parts={"settings": settings} | dict.fromkeys(PARTS) | row.parts)
+        row = replace(row, name=name, parts={"settings": settings, **dict.fromkeys(PARTS), **row.parts})
         rows.append(row if ahead is None else _looked(row, settings, ahead[name], ahead[PLAIN]))
     return sorted(rows, key=lambda row: (row.value is None, -(row.value or 0.0)))
 

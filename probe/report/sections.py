@@ -15,7 +15,7 @@ from probe.analysis.text_report import all_tables
 from probe.analysis.verdict.trained import judge_arms
 from probe.analysis.verdict.trained_arms import TrainedArm, grouped
 from probe.analysis.verdict.verdict import Verdict, effect_and_price
-from probe.report.drawing import drawn
+from probe.report.drawing import Figure, drawn
 from probe.report.facts import CLEAN, HACKED, UNLABELLED
 from probe.report.inputs import Report, label_of
 from probe.report.page import Section, section
@@ -44,19 +44,20 @@ def verdict(report: Report, arms: Sequence[Verdict], pushes: Mapping[str, Any] |
         arms: its `arm_verdicts`.
         pushes: `probe.report.rollouts.evidence` of a single run, else None.
     """
-    lead, content = "Brackets are 95% intervals.", dict[str, Any]()
+    lead, content, answers = "Brackets are 95% intervals.", dict[str, Any](), list[Figure]()
     if report.evaluation is not None:
         lead = report.evaluation.spec.experiment.question
         content = {"verdict": report.evaluation.verdict, "replay": report.evaluation.replay}
     elif report.judged is not None:
-        content = {"run": report.judged, "answers": figures_of(report.judged, "verdict"), "pushes": pushes}
+        answers = figures_of(report.judged, "verdict")
+        content = {"run": report.judged, "answers": answers, "pushes": pushes}
     elif 0 < len(arms) <= MOST_ARMS:
         content = {"arms": arms}
     else:
         words = Counter([arm.word for arm in arms] or [analysis.verdict.word for analysis in report.analyses])
         counted = "; ".join(f"{word}: {count} of {words.total()}" for word, count in words.items())
         content = {"verdict": Verdict(about={}, word=counted, sentence="", findings=[])}
-    return section("Verdict", lead, "first.html", content.get("answers", ()), **content)
+    return section("Verdict", lead, "first.html", answers, **content)
 
 
 def compared(report: Report) -> list[Section]:

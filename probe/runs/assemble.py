@@ -89,8 +89,8 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
     with inputs.timings.phase("directions"), in_turn:
-        directions = ArmDirections(config.intervention, config.seed, policy, frames, inputs.cache, inputs.say)
-        start = directions.measures(conditions, arms, config.intervention.projection)
+        directions = ArmDirections(config, policy, frames, inputs.cache, inputs.say)
+        start = directions.measures()
         # In a training, products with the first pair gradients would be stale after the first step.
         grams = _grams(directory, directions, start, config) if isinstance(config, ReplayConfig) else {}
     training, trained, refreshed = None, None, None

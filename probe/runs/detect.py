@@ -349,11 +349,12 @@ def _of_log(
         return {}, {}
     grouped = zip(step_numbers(log), log.groups, strict=True)
     logged = {f"{step}/{sample}": row for step, group in grouped for sample, row in enumerate(group)}
-    columns, fields = {}, dict[int, Any]()
-    if asked := {name.partition(":")[2] for name in names if name.startswith("column:")}:
-        fields = {number: row.fields for number, row in enumerate(log.rows)}
-    for name in sorted(asked):
-        values = [look_up(fields[logged[place_of(one)].number], name) for one in rollouts]
+    asked, columns, cells = sorted({name.partition(":")[2] for name in names if name.startswith("column:")}), {}, {}
+    if asked:
+        numbers, rows = {row.number for row in logged.values()}, enumerate(log.rows)
+        cells = {number: [look_up(row.fields, name) for name in asked] for number, row in rows if number in numbers}
+    for i, name in enumerate(asked):
+        values = [cells[logged[place_of(one)].number][i] for one in rollouts]
         if any(value is not None for value in values):
             columns[name] = values
     return {place: row.where for place, row in logged.items()}, columns

@@ -12,7 +12,7 @@ its directions and their overlap with the first ones,
 the mean squared cosine of the principal angles (with the smaller k of the two).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -27,10 +27,10 @@ from extraction.stacks import Stacks
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
 from probe.runs.trusted import subspaces, uniform
-from probe.settings.arms import Arm, DirectionKind, Subspace
+from probe.settings.arms import Arm, DirectionKind, Subspace, get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.run import normaliser
-from probe.settings.training import InterventionConfig, ProjectionConfig
+from probe.settings.run import StepConfig, normaliser
+from probe.settings.training import InterventionConfig
 from probe.step.distributed import SOLO, World
 from probe.step.step import Measure
 from probe.step.update import Updater
@@ -45,8 +45,7 @@ class ArmDirections:
     """Directions by basis, kind and normaliser; arms and loss variants share equal ones.
 
     Args:
-        intervention: the settings of the extraction, or the direction file that replaces it (`v_hack`).
-        seed: seed of the random controls.
+        config: arms, loss variants, projection, extraction (or the direction file that replaces it) and seed matter.
         policy: renders the pairs.
         frames: frames of the policy at the start, by basis.
         cache_dir: cache of pair gradients.
@@ -55,14 +54,13 @@ class ArmDirections:
 
     def __init__(
         self,
-        intervention: InterventionConfig,
-        seed: int,
+        config: StepConfig,
         policy: Policy,
         frames: Mapping[Basis, Frames],
         cache_dir: Path,
         say: Callable[[str], None],
     ) -> None:
-        self._intervention, self._seed, self._policy, self._frames = intervention, seed, policy, frames
+        self._config, self._policy, self._frames = config, policy, frames
         self._cache_dir, self._say = cache_dir, say
         self._subspaces: dict[Subspace, Mapping[str, Tensor]] = {}
         self._libraries: dict[tuple[Basis, Normaliser], DirectionLibrary] = {}
@@ -79,10 +77,9 @@ class ArmDirections:
         """Extract the arm's directions in frames of the current policy, without this object's caches."""
         return self._new(frames, normaliser(objective)).get(arm.directions)
 
-    def measures(
-        self, conditions: Mapping[str, LossSettings], arms: Sequence[Arm], projection: ProjectionConfig
-    ) -> list[Measure]:
+    def measures(self) -> list[Measure]:
         """Make the measures of every arm under every loss variant."""
+        projection = self._config.intervention.projection
         return [
             Measure(
                 condition=name,
@@ -95,32 +92,32 @@ class ArmDirections:
                 onto=None if arm.onto is None else self._onto(arm.onto),
                 onto_dose=self._onto("clean") if arm.dosed and arm.onto is not None else None,
             )
-            for name, objective in conditions.items()
-            for arm in arms
+            for name, objective in self._config.objectives().items()
+            for arm in map(get_arm, self._config.intervention.arms)
         ]
 
     def _new(self, frames: Frames, weights: Normaliser) -> DirectionLibrary:
         # Pairs and rollouts share the normaliser, so that directions and gradients belong to the same loss.
-        file = self._intervention.v_hack
+        intervention = self._config.intervention
         return DirectionLibrary(
             self._policy,
             frames,
-            self._intervention.extraction,
+            intervention.extraction,
             weights,
             cache_dir=self._cache_dir,
-            seed=self._seed,
-            v_hack=None if file is None else Path(file),
+            seed=self._config.seed,
+            v_hack=intervention.v_hack,
             say=self._say,
         )
 
     def _onto(self, kind: Subspace) -> Mapping[str, Tensor]:
         """Return {module: (K, d_out)} of the arms `trusted`."""
         if kind == "haar":
-            return uniform(self._onto("clean"), self._seed)
+            return uniform(self._onto("clean"), self._config.seed)
         if kind not in self._subspaces:
-            pairs = [pair for pair in selected_pairs(self._intervention.extraction) if not pair.held_out]
-            frames, config = self._frames["lora"], self._intervention.trusted
-            self._subspaces[kind] = subspaces(kind, self._policy, frames, pairs, config)
+            intervention = self._config.intervention
+            pairs = [pair for pair in selected_pairs(intervention.extraction) if not pair.held_out]
+            self._subspaces[kind] = subspaces(kind, self._policy, self._frames["lora"], pairs, intervention.trusted)
         return self._subspaces[kind]
 
     def _along(self, basis: Basis, kind: DirectionKind, objective: LossSettings) -> Mapping[str, Tensor]:

@@ -97,7 +97,7 @@ class ReplayInputs(Inputs[ReplayConfig]):
         )
         return groups
 
-    @cached_property
+    @property
     def model(self) -> ModelConfig:
         """The table `model`, by default of the base model that all pools name."""
         model, names = self.config.model, {pool.manifest["policy"].get("base_model") for pool in self.pools}

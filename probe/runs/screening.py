@@ -111,11 +111,11 @@ def _look(
     setup = assemble(inputs, folders[PLAIN], groups.num_steps)
     ahead = Lookahead(plain, policy, setup, groups, say)
     for number, (name, remedy) in enumerate(remedies.items()):
-        directions = ArmDirections(remedy.intervention, remedy.seed, policy, setup.bases.frames, out_dir / "cache", say)
-        losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
+        directions = ArmDirections(remedy, policy, setup.bases.frames, out_dir / "cache", say)
         try:
-            (measure,) = directions.measures(losses, chosen, remedy.intervention.projection)
-            source, changed = with_remedy(remedy, policy, groups, replace(setup, conditions=losses), out_dir)
+            (measure,) = directions.measures()
+            of_remedy = replace(setup, conditions=remedy.objectives())
+            source, changed = with_remedy(remedy, policy, groups, of_remedy, out_dir)
         except InputError as error:  # for example too few pairs for k, or a monitor that measures nothing here
             unseen[name] = str(error)
             continue

@@ -13,11 +13,10 @@ from torch import Tensor
 from extraction.adapters.trained import Trained
 from extraction.directions import Directions, load_directions
 from extraction.selection import load_pairs
-from extraction.words import ExtractionSettings
 from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
-from probe.settings.loss import LossSettings
-from probe.settings.training import InterventionConfig, ModelConfig, OptimizerConfig, ProjectionConfig
+from probe.settings.presets import configure
+from probe.settings.training import ModelConfig, OptimizerConfig
 from probe.step.step import Measure
 from probe.step.update import Updater
 from replay_pools.policy.load import Policy, load_policy
@@ -124,17 +123,13 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     refreshed directions must have, hack-ward by the vote; neither those of the policy in training nor the cached ones.
     """
     coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
-    settings = ExtractionSettings(pairs=few_pairs[1], k=K, drop_bottom_frac=0.0)
-    directions = ArmDirections(
-        InterventionConfig(extraction=settings),
-        0,
-        policy,
-        {"svd": coordinates.start},
-        tmp_path / "cache",
-        lambda text: None,
-    )
-    arm, objective = get_arm("projected-at-deployment"), LossSettings()
-    (start,) = directions.measures({"default": objective}, [arm], ProjectionConfig())
+    options = {"pairs": few_pairs[1], "k": K, "drop_bottom_frac": 0.0}
+    options = {f"intervention.extraction.{key}": value for key, value in options.items()}
+    config = configure("train", options=options | {"intervention.arms": ["projected-at-deployment"]})
+    frames = {"svd": coordinates.start}
+    directions = ArmDirections(config, policy, frames, tmp_path / "cache", lambda text: None)
+    arm, objective = get_arm("projected-at-deployment"), config.objective
+    (start,) = directions.measures()
     cached = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert cached, "the start is extracted through the cache"
     updater = Updater(coordinates, arm, OptimizerConfig(lr=0.1), 9)
