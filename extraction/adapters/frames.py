@@ -30,7 +30,15 @@ from transformers import PreTrainedModel
 from extraction.adapters import svd
 from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
 from extraction.adapters.svd import Factors, combine, digest_all, factorise_all
-from extraction.adapters.targets import ALL, adapted_share, find_targets, is_quantised, weight_matrix, whole
+from extraction.adapters.targets import (
+    ALL,
+    adapted_share,
+    find_targets,
+    is_quantised,
+    unite_tied,
+    weight_matrix,
+    whole,
+)
 from extraction.words import Adapted, Basis
 from replay_pools.base.errors import InputError, cut
 from replay_pools.policy.load import load_policy
@@ -205,6 +213,7 @@ def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Modu
     Raises:
         InputError: the model has no such layer.
     """
+    unite_tied(model)
     base = model.base_model if isinstance(model, PeftModel) else model
     # Not get_base_model(), which fails once the active adapter is deleted.
     layers = dict((base.model if isinstance(base, BaseTuner) else base).named_modules())

@@ -60,7 +60,8 @@ def suffixes_of(model_type: str, targets: Sequence[str] = (ALL,)) -> tuple[str, 
 def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> list[str]:
     """Return the dotted paths of the target modules, in the order of `model.named_modules()`.
 
-    Modules outside the language model, such as a vision tower, are left out.
+    Linears that share a weight become one module (`unite_tied`). Modules outside the language model, such as a vision
+    tower, are left out.
 
     Args:
         model: the base model, without an adapter.
@@ -69,8 +70,9 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
 
     Raises:
         InputError: a suffix matches no `nn.Linear` or `Conv1D`, with the candidates in the message; a target shares its
-            weight with another module, as a head does with the embedding, or a block with a tied one.
+            weight with a module of another kind, such as a head with the embedding.
     """
+    unite_tied(model)
     model_type = model.config.get_text_config(decoder=True).model_type
     suffixes = suffixes_of(model_type, targets)
     prefix = language_prefix(model)
@@ -99,7 +101,7 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
     owners = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
     for path in paths:
         if owners[id(linears[path].weight)] > 1:
-            expected, found = "a weight of its own", "one that another module uses too"
+            expected, found = "a weight of Linears alone", "one that another module uses too"
             raise InputError(f"module {path}", expected=expected, found=found, fix="leave it out of model.targets")
     return paths
 
@@ -109,6 +111,26 @@ def language_prefix(model: PreTrainedModel) -> str:
     decoder = model.get_decoder()
     path = next((name for name, module in model.named_modules() if module is decoder), "")
     return f"{path}." if path else ""
+
+
+def unite_tied(model: nn.Module) -> None:
+    """Replace Linears that share their parameters by one module, in which the gradients of all calls add up."""
+    firsts: dict[tuple[object, ...], nn.Module] = {}
+    for parent in [*model.modules()]:
+        for name, child in parent.named_children():
+            is_plain = type(child) in (nn.Linear, Conv1D) and "forward" not in vars(child)
+            if is_plain and not (child._forward_hooks or child._forward_pre_hooks):
+                key = (type(child), *(id(parameter) for parameter in child.parameters()))
+                setattr(parent, name, firsts.setdefault(key, child))
+
+
+def check_one_place(model: nn.Module, paths: Sequence[str]) -> None:
+    """Raise InputError for a module in several places, since peft would put an adapter in one of them alone."""
+    places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    for path in paths:
+        if places[id(model.get_submodule(path))] > 1:
+            expected, found = "a module in one place, to be trained by an adapter", "several: the blocks are tied"
+            raise InputError(f"module {path}", expected=expected, found=found, fix="leave it out of model.targets")
 
 
 def adapted_share(model: PreTrainedModel, paths: Sequence[str]) -> Adapted:

@@ -40,7 +40,7 @@ from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.frames import Frames, base_layer
 from extraction.adapters.svd import MAX_CONDITION, Factors, condition
-from extraction.adapters.targets import spread_as, whole
+from extraction.adapters.targets import check_one_place, spread_as, whole
 from extraction.words import Basis
 from replay_pools.policy.adapters import quiet_peft
 
@@ -190,6 +190,7 @@ def _wrapped(model: PreTrainedModel, start: Frames, train_a: bool) -> PeftModel:
 
     peft draws initial weights, but the caller's RNG keeps its state.
     """
+    check_one_place(model, list(start))
     rank = start.fingerprint["rank"]
     if start.basis == "lora":
         config: PeftConfig = _lora_config(start.layers, rank)

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from extraction.adapters.targets import adapted_share, find_targets, weight_matrix
+from extraction.adapters.targets import adapted_share, check_one_place, find_targets, weight_matrix
 from replay_pools.base.errors import InputError
 
 
@@ -88,11 +88,39 @@ TIED = {
 }  # fmt: skip
 
 
-def test_tied_blocks_are_refused():
-    """Zamba2: the gradient of one of the modules would be a part of dL/dW."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("zamba2", **TIED))
+def test_tied_blocks_are_one_parameter_with_one_name():
+    """Zamba2: the sum of x^T dL/dy over the calls of the one module is dL/dW; float64.
+
+    A module with a hook is not replaced, and its weight is refused.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("zamba2", **TIED)).double().eval()
+    ids = torch.arange(2, 12).view(2, 5)
+    before = model(ids).logits
+    handle = model.model.layers[3].shared_transformer.self_attn.q_proj.register_forward_hook(lambda *_: None)
     with pytest.raises(InputError, match="another module uses"):
         find_targets(model, ["q_proj"])
+    handle.remove()
+    paths = find_targets(model, ["q_proj", "down_proj"])
+    assert paths == [
+        f"model.layers.1.shared_transformer.{end}" for end in ("self_attn.q_proj", "feed_forward.down_proj")
+    ]
+    check_one_place(model, ["model.layers.1.linear"])
+    with pytest.raises(InputError, match="several"):
+        check_one_place(model, paths)
+    calls = []
+    for path in paths:
+        module = model.get_submodule(path)
+        calls.append([])
+        module.register_forward_hook(lambda _m, x, y, kept=calls[-1]: (y.retain_grad(), kept.append((x[0], y)))[0])
+    logits = model(ids, labels=ids)
+    assert torch.equal(logits.logits, before)
+    logits.loss.backward()
+    for path, kept in zip(paths, calls, strict=True):
+        assert len(kept) == 2
+        total = sum(y.grad.flatten(0, 1).T @ x.detach().flatten(0, 1) for x, y in kept)
+        torch.testing.assert_close(total, model.get_submodule(path).weight.grad, rtol=1e-9, atol=1e-12)
 
 
 def test_targets_are_those_of_the_language_model():
