@@ -340,6 +340,10 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
         free = [name for name in names if name in first and name not in taken and scan.values.get(name) != {""}]
         if target == "completion" and _hold_answers(first, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
+        if target == "reasoning" and target not in settled and "completion_ids" not in guessed and _is_text(scan, target):
+            # The policy or a judge may have written it.
+            fix = "--map reasoning=reasoning where the policy sampled it before the completion, else reasoning=none"
+            raise InputError(target, expected="to know who wrote `reasoning`", found="no column that says it", fix=fix)
         if target in settled or not free:
             continue
         if target == "prompt":
@@ -361,6 +365,10 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
     return guessed, [f"{note} (--map rendered={name} where it was this text)"]
 
 
+def _is_text(scan: Scan, name: str) -> bool:
+    return str in scan.kinds.get(name, ()) and scan.values.get(name) != {""}
+
+
 def _check_is_whole(scan: Scan, free: Sequence[str]) -> None:
     """Refuse an instruction beside its input, and a question beside a context that is not in it.
 
@@ -368,8 +376,7 @@ def _check_is_whole(scan: Scan, free: Sequence[str]) -> None:
     """
     one = "instruction" if "instruction" in free else free[0]
     other = "input" if one == "instruction" else "context"
-    is_text = str in scan.kinds.get(other, ()) and scan.values.get(other) != {""}
-    if is_text and (not scan.first[other] or str(scan.first[other]) not in str(scan.first[one])):
+    if _is_text(scan, other) and (not scan.first[other] or str(scan.first[other]) not in str(scan.first[one])):
         fix = f"--map prompt={one}+{other} joins them by an empty line; --map prompt=COLUMN takes one"
         raise InputError("prompt", expected="one column of the prompt", found=f"`{one}` and `{other}`", fix=fix)
 
