@@ -26,7 +26,6 @@ from extraction.adapters.trained import Trained
 from extraction.batch import make_batch
 from probe.step.bases import Bases
 
-PROMPT, COMPLETION = 500, 1000  # tokens, mean
 SPREAD = [0.65 + 0.1 * i for i in range(8)]  # of the lengths of 8 rollouts, with mean 1
 QWEN3_4B = Qwen3Config(
     hidden_size=2560, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
@@ -59,11 +58,11 @@ def svds(model: PreTrainedModel) -> Frames:
     return made[0]
 
 
-def gradients(model: PreTrainedModel, frames: Frames) -> None:
-    """At delta_S = 0, which a replay has, and merged; the forward that a reference is."""
+def gradients(model: PreTrainedModel, frames: Frames, prompt: int, completion: int) -> None:
+    """At delta_S = 0, which a replay has, and merged; the forward that a reference is. Lengths are means, in tokens."""
     prompts, completions = (
         [torch.randint(1, model.config.vocab_size, (round(mean * share),)).tolist() for share in SPREAD]
-        for mean in (PROMPT, COMPLETION)
+        for mean in (prompt, completion)
     )
     batch = make_batch(prompts, completions, 0).to(model.device)
     bases = Bases(model=model, frames={"svd": frames})
@@ -99,12 +98,13 @@ def exactness(device: str) -> None:
 
 def main() -> None:
     """All three."""
-    config, device = (TINY, "cpu") if is_quick(__doc__) else (QWEN3_4B, "cuda")
+    quick = is_quick(__doc__)
+    config, device = (TINY, "cpu") if quick else (QWEN3_4B, "cuda")
     print("a CPU" if device == "cpu" else torch.cuda.get_device_name(device), f"torch {torch.__version__}", flush=True)
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
-    gradients(model, svds(model))
+    gradients(model, svds(model), *((20, 40) if quick else (500, 1000)))
     exactness(device)
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from gallery import check_command
+from printed import check_command
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis

@@ -11,8 +11,8 @@ import pytest
 import torch
 from adapted import adapt
 from directories import contents
-from killer import KILLER
 from peft import PeftModel
+from processes import KILLER
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from adapted import configured, token_logprobs
-from interrupts import interrupted_at
+from processes import interrupted_at
 from safetensors.torch import load_file, save_file
 
 from extraction.selection import selected_pairs
