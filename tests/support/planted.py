@@ -14,18 +14,18 @@ from probe.analysis.statistics.geometry import Gradients, PairGram, StepGram
 from probe.analysis.statistics.run_gradients import Linked
 
 Array = NDArray[np.float64]
+COORDINATES = 12  # of a module
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """A world of gradients: M modules of r coordinates with a decaying spectrum, and a unit axis of hacking in each.
+    """A world of gradients: M modules of COORDINATES with a decaying spectrum, and a unit axis of hacking in each.
 
     A pair is (hack + noise, noise) beside a part of its prompt that both share; a group is four hacks, two honest
     solutions and two failures of one prompt.
     """
 
     modules: int = 3
-    coordinates: int = 12
     live: int | None = None  # modules that carry the hack; None: all
     pairs: int = 32
     held_out: int = 16
@@ -33,18 +33,16 @@ class Planted:
     pair_signal: float = 1.5  # of the hack axis in pairs, in units of the largest coordinate's noise
     step_signal: float = 1.5  # the same in the hacks of groups
     common: float = 0.0  # size of a part that all paid samples share, which is not the hack
-    prompt_noise: float = 0.5  # of what the samples of one prompt share
     skewed: bool = False  # lognormal sizes of the signal over prompts
-    k: int = 2
 
     def link(self, rng: np.random.Generator) -> Linked:
         """One draw of the pairs and groups of this world."""
-        return link_vectors(*self.vectors(rng), held_out=self.held_out, k=self.k)
+        return link_vectors(*self.vectors(rng), held_out=self.held_out)
 
     def vectors(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
         """hack (n, M, r), clean (n, M, r), samples (C, 8, M, r): the gradients."""
-        shape = (self.modules, self.coordinates)
-        scale = np.arange(1, self.coordinates + 1) ** -0.5
+        shape = (self.modules, COORDINATES)
+        scale = np.arange(1, COORDINATES + 1) ** -0.5
         fixed = np.random.default_rng(7)  # the axes are the world's, the same in every draw
         axis = fixed.normal(size=shape)
         axis /= np.linalg.norm(axis, axis=1, keepdims=True)
@@ -57,7 +55,8 @@ class Planted:
         clean = base + rng.normal(size=(count, *shape)) * scale
         sizes = rng.lognormal(-0.5, 1.0, self.prompts) if self.skewed else 1 + 0.3 * rng.normal(size=self.prompts)
         samples = rng.normal(size=(self.prompts, 8, *shape)) * scale
-        samples += self.prompt_noise * rng.normal(size=(self.prompts, 1, *shape)) * scale
+        # What the samples of one prompt share.
+        samples += 0.5 * rng.normal(size=(self.prompts, 1, *shape)) * scale
         samples[:, :4] += self.step_signal * sizes[:, None, None, None] * axis
         samples[:, :6] += shared
         return hack, clean, samples
@@ -85,13 +84,13 @@ def gradients_along(pairs: Sequence[Array], g: Sequence[Array]) -> Gradients:
     )
 
 
-def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int, k: int = 2) -> Linked:
+def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int) -> Linked:
     """The inner products of pair gradients (n, M, r) and sample gradients (C, 8, M, r): see `Planted`.
 
     Samples 0 to 3 of a group hack, 4 and 5 are honest and right, 6 and 7 fail.
     """
     rows = np.concatenate([hack, clean])
-    pairs = pair_gram([*rows.swapaxes(0, 1)], np.arange(len(hack)) >= len(hack) - held_out, k=k)
+    pairs = pair_gram([*rows.swapaxes(0, 1)], np.arange(len(hack)) >= len(hack) - held_out)
     grams = [
         StepGram(
             inner=np.einsum("gmr,jmr->mgj", group, rows),
