@@ -92,12 +92,11 @@ test-server: $(TEST_DEPS) $(SERVER_DEPS)
 check: $(TEST_DEPS)
 	$(CHECK)
 
-fixtures: $(WRITERS_DEPS)  # logs of other tools, by their own code, and how each is read
+fixtures: $(WRITERS_DEPS)  # logs of other tools, by their own code
 	$(WRITERS_VENV)/bin/python -W ignore tests/support/log_fixtures.py
 
 bench: $(RUN_DEPS)
-	$(VENV)/bin/python tests/bench/bench_engine.py
-	$(VENV)/bin/python tests/bench/run.py
+	for bench in tests/bench/bench_*.py; do $(VENV)/bin/python $$bench || exit 1; done
 
 test-real: $(TEST_DEPS) $(REAL_DEPS)
 	$(VENV)/bin/python -m pytest -m real

@@ -6,15 +6,16 @@ import os
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from directories import made_once
 from hypothesis import settings
-from remembering import remembering
 
+from probe.analysis import families, forecast, pull
+from probe.analysis.statistics import permutation, run_gradients
 from replay_pools.pool import Pool, PoolWriter
 from replay_pools.rollout import Grade, Rollout, prompt_sha
 
@@ -22,8 +23,8 @@ from replay_pools.rollout import Grade, Rollout, prompt_sha
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
-# `make test-nightly` sets it: the suite then writes, grades and draws as a user's command does.
-SHORTCUTS = "NO_SHORTCUTS" not in os.environ
+# {what is drawn from pairs: the modules that draw it}
+DRAWN = {"redrawn": (forecast, pull, permutation), "ceilings": (families,), "_pairs": (run_gradients,)}
 TAIL = "<|end|>\n<|assistant|>\n"
 EOS = 2
 
@@ -42,27 +43,22 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def drawn_once() -> Iterator[None]:
-    """Analyses of runs along the same pairs share what is drawn from these."""
-    with remembering(num_pair_files=8) if SHORTCUTS else nullcontext():
-        yield
+def shortcuts() -> Iterator[None]:
+    """Unless `make test-nightly` says NO_SHORTCUTS, which writes, grades and draws as a user's command does.
 
+    No file waits for the disk, since no test cuts the power; a command that grades starts one worker, not one a core.
 
-@pytest.fixture(scope="session", autouse=True)
-def no_power_cut() -> Iterator[None]:
-    """Tests write thousands of small files and cut no power: none waits for the disk."""
+    Directions that are drawn anew from pairs follow from the pairs and the seed alone. The program remembers those of
+    the last pairs, since they are large for a large model; tests turn from run to run, and theirs are small.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        if SHORTCUTS:
+        if "NO_SHORTCUTS" not in os.environ:
             patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_core() -> Iterator[None]:
-    """A command that grades starts one worker, not one a core, each of which costs a start of Python."""
-    with pytest.MonkeyPatch.context() as patch:
-        if SHORTCUTS:
             patch.setattr(os, "cpu_count", lambda: 1)
+            for name, modules in DRAWN.items():
+                remembered = lru_cache(maxsize=8)(getattr(modules[0], name).__wrapped__)
+                for module in modules:
+                    patch.setattr(module, name, remembered)
         yield
 
 

@@ -1,7 +1,6 @@
 """One distribution, three import names, and the data files that a wheel has to carry."""
 
 import importlib.metadata
-import os
 import shutil
 import subprocess
 import sys
@@ -69,46 +68,3 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     share = f"gradient_probe-{PROJECT['project']['version']}.data/data/share/gradient-probe"
     manual = {f"{share}/{path.relative_to(ROOT / 'spec')}" for path in pages}
     assert names == manual | {str(path.relative_to(ROOT)) for path in files}
-
-
-IN_AN_EMPTY_FOLDER = """
-import sys
-tree, *commands = sys.argv[1:]
-opened = []
-sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
-from probe.cli import cli
-from probe.cli._frame import run
-for command in commands:
-    assert run(cli, command.split()) == 0, command
-inside = [path for path in opened if path.startswith(tree) and not path.startswith(sys.prefix)]
-assert not inside, f"opened outside of the wheel: {inside}"
-"""
-
-
-@pytest.mark.slow  # beside the files of the wheel, above
-def test_the_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path, common: Path) -> None:
-    """Unpacked, and with nothing of the tree opened beside it; what is written goes to ./out."""
-    installed, here = tmp_path / "installed", tmp_path / "here"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(installed)
-    (here / "out").mkdir(parents=True)
-    (here / "out" / "cache").symlink_to(common / "cache")
-    commands = (
-        "replay --replay-dirs teacher,base --arm projected --steps 1 --name first",
-        "analyze first",
-        "report first",
-        "show",
-        "docs",
-        "docs check",
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", IN_AN_EMPTY_FOLDER, f"{ROOT}/", *commands],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "first.html" in done.stdout
-    assert (here / "out" / "runs" / "first" / "manifest.json").is_file()

@@ -7,8 +7,8 @@ import shutil
 import tomllib
 from pathlib import Path
 
-import click
 import pytest
+from printed import check_command
 
 from probe.analysis.detectors import DETECTORS
 from probe.cli import cli
@@ -94,13 +94,7 @@ def test_commands_that_need_a_gpu_or_hours_are_commands() -> None:
         lines += re.findall(r"^    (?:torchrun .* -m )?probe (.+)$", text, re.M)
     assert len(lines) >= 8
     for line in lines:
-        arguments = shlex.split(line)
-        command, context = cli, click.Context(cli)
-        while isinstance(command, click.Group):
-            command = command.get_command(context, arguments.pop(0))
-            assert command is not None, line
-        context = command.make_context(command.name, arguments, parent=context)
-        for setting in context.params.get("settings", ()):
+        for setting in check_command(f"probe {line}").params.get("settings", ()):
             parse_setting(setting)
 
 

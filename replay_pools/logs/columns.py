@@ -340,11 +340,12 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
         free = [name for name in names if name in first and name not in taken and scan.values.get(name) != {""}]
         if target == "completion" and _hold_answers(first, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
-        if target == "reasoning" and target not in settled and "completion_ids" not in guessed and _is_text(scan, target):
+        is_needed = target not in settled
+        if target == "reasoning" and is_needed and "completion_ids" not in guessed and _is_text(scan, target):
             # The policy or a judge may have written it.
             fix = "--map reasoning=reasoning where the policy sampled it before the completion, else reasoning=none"
             raise InputError(target, expected="to know who wrote `reasoning`", found="no column that says it", fix=fix)
-        if target in settled or not free:
+        if not is_needed or not free:
             continue
         if target == "prompt":
             _check_is_whole(scan, free)

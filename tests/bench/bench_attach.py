@@ -1,22 +1,19 @@
-"""What probe.attach adds to a training step, as ratios to the step without it, side by side:
+"""What probe.attach adds to a training step, as a ratio to the step without it: python tests/bench/bench_attach.py
 
-    python tests/bench/bench_attach.py [--tokens 256] [--samples 4] [--repeats 5]
-
-A random model of 4 layers with hidden size 256, all seven projections of a layer in the directions (four each). The
-forward, the backward and an AdamW step; a ratio is of CPU seconds.
+A random model of 4 layers with hidden size 256, all seven projections of a layer in the directions (four each), four
+samples of 256 tokens. The forward, the backward and an AdamW step; a ratio is of CPU seconds.
 """
 
-import argparse
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from timing import interleaved
+from timing import interleaved, is_quick, show
 from torch import nn
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import probe
 from extraction.adapters.frames import svd_frames
@@ -27,36 +24,13 @@ from haar import random_directions  # noqa: E402
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
 CONFIG = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=64, vocab_size=1024)
-
-
-def attaching(tokens: int = 256, samples: int = 4, repeats: int = 5) -> None:
-    """Prints a line for every kind of model."""
-    torch.manual_seed(0)
-    plain = Qwen3ForCausalLM(CONFIG)
-    ids = torch.randint(CONFIG.vocab_size, (samples, tokens))
-    print(f"probe.attach, {samples} samples of {tokens} tokens:")
-    for name, steps in ways(plain, ids):
-        taken = interleaved(steps, repeats)
-        alone, attached = taken["alone"].cpu, taken["attached"].cpu
-        print(f"  {name}: {attached / alone:.2f} times a step without it ({attached:.2f} s, {alone:.2f} s)")
-
-
-def ways(plain: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, dict[str, Callable[[], None]]]]:
-    """Every kind of model, and a step of it `alone` and `attached`."""
-    frames = svd_frames(copy.deepcopy(plain), model_id="random", cache_dir=None)
-    directions = random_directions(frames, k=4)
-    lora = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM"))
-    of_all = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
-    kinds: dict[str, tuple[nn.Module, bool]] = {
-        "LoRA of q and v, taps": (lora, False),
-        "LoRA of all Linears, taps": (of_all, False),
-        "LoRA of all Linears, projected": (of_all, True),
-        "all weights, W.grad": (plain, False),
-        "all weights, projected": (plain, True),
-    }
-    for name, (model, project) in kinds.items():
-        # Models of their own: a probe takes no number from a model that another optimizer steps.
-        yield name, {"alone": step(copy.deepcopy(model), ids), "attached": step(model, ids, directions, project)}
+KINDS: dict[str, tuple[str | list[str] | None, bool]] = {  # {name: (what LoRA trains or None, is the step projected)}
+    "LoRA of q and v, taps": (["q_proj", "v_proj"], False),
+    "LoRA of all Linears, taps": ("all-linear", False),
+    "LoRA of all Linears, projected": ("all-linear", True),
+    "all weights, W.grad": (None, False),
+    "all weights, projected": (None, True),
+}
 
 
 def step(
@@ -82,8 +56,24 @@ def step(
     return run
 
 
+def main() -> None:
+    """Print a line for every kind of model."""
+    tokens, repeats = (16, 1) if is_quick(__doc__) else (256, 5)
+    torch.manual_seed(0)
+    plain = Qwen3ForCausalLM(CONFIG)
+    directions = random_directions(svd_frames(copy.deepcopy(plain), model_id="random", cache_dir=None), k=4)
+    ids = torch.randint(CONFIG.vocab_size, (4, tokens))
+    print("a training step with probe.attach")
+    for name, (targets, project) in KINDS.items():
+        # Models of their own: a probe takes no number from a model that another optimizer steps.
+        models = [copy.deepcopy(plain) for _ in range(2)]
+        if targets is not None:
+            config = LoraConfig(task_type="CAUSAL_LM", target_modules=targets)
+            models = [get_peft_model(model, config) for model in models]
+        ways = {"alone": step(models[0], ids), "attached": step(models[1], ids, directions, project)}
+        cpu = {way: taken.cpu for way, taken in interleaved(ways, repeats).items()}
+        show(name, ratio=cpu["attached"] / cpu["alone"], **cpu)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    for option, default in {"tokens": 256, "samples": 4, "repeats": 5}.items():
-        parser.add_argument(f"--{option}", type=int, default=default)
-    attaching(**vars(parser.parse_args()))
+    main()

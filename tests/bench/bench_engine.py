@@ -4,27 +4,26 @@ A SmolLM2-135M-shaped model with random weights, 8 ragged rollouts (prompts 200-
 float32.
 
     limit           packed rows, frozen forward and backward down to the first adapted outputs, nothing per sample
-    svd, svd 256    per_sample_gradients in the SVD basis: all singular triplets, the 256 largest of each module
-    lora            the same in the LoRA basis, rank 32
-    one prompt      the same in the SVD basis, of rollouts that all answer the longest prompt
+    svd, lora       per_sample_gradients in the SVD basis; in the LoRA basis, rank 32
+    one prompt      the first, of rollouts that all answer the longest prompt
     shared          their sum alone, for which the prompt passes once
     loop            what the engine replaces: a backward for each sample through y = W x + U diag(delta_S) Vh x, the
                     difference of `.grad` before and after; again for every (arm x condition) cell
+    12 cells        what cells add to one pass: weighted sums, each projected on the directions
 
 Ratios are of CPU seconds, which other processes on the machine do not enter, the best of interleaved runs. The engine
-is given one pass, as the limit has. About 10 minutes on two idle cores; `--quick` checks in a minute that all runs, and
-its numbers mean nothing.
+is given one pass, as the limit has. About 10 minutes on two idle cores.
 """
 
-import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timing import interleaved
+from timing import interleaved, is_quick, show
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -38,23 +37,22 @@ from extraction.logprobs import completion_logprobs
 from extraction.passes import each_pass
 from probe.step.projection import project_modules
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from haar import random_directions  # noqa: E402
+
 disable_progress_bar()
 
-OUT = Path("out/bench")
-RANK, TRUNCATED = 32, 256  # of LoRA; of the SVD, of at most 576
-Read = tuple[LlamaForCausalLM, Frames]
 ONE_PASS = 8192  # tokens_per_batch: all of the rollouts
 TARGETS = {  # {ratio: (the most that it should be, or the least)}
     "svd / limit": ("<=", 1.30),
     "lora / limit": ("<=", 1.12),
     "shared / one prompt": ("<=", 0.6),
-    "loop / svd, 1 cell": (">=", 1.6),
+    "loop / svd": (">=", 1.6),
     "loop / svd, 12 cells": (">=", 15.0),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """Of the model and of the rollouts."""
 
     layers: int = 30
@@ -77,28 +75,21 @@ def model_of(shape: Shape) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def read(basis: str, model: LlamaForCausalLM, rank: int | None = None) -> Read:
-    """The model, and its frames in one basis."""
-    if basis == "lora":
-        return model, lora_frames(model, rank=RANK)
-    return model, svd_frames(model, rank=rank, cache_dir=OUT / "svd")
-
-
-def rollouts(prompts: Sequence[int], completions: Sequence[int], vocabulary: int, *, same: bool = False) -> Batch:
-    """Random ids of the given lengths; `same`: the longest prompt for all."""
+def rollouts(shape: Shape, *, same: bool = False) -> Batch:
+    """Random ids; `same`: the longest prompt for all."""
     generator = torch.Generator().manual_seed(1)
-    draw = lambda n: torch.randint(vocabulary, (n,), generator=generator).tolist()  # noqa: E731
-    drawn = [draw(n) for n in prompts]
-    if same:
-        drawn = [max(drawn, key=len)] * len(drawn)
-    return make_batch(drawn, [draw(n) for n in completions], 0)
+    prompts, completions = (
+        [torch.randint(shape.vocabulary, (n,), generator=generator).tolist() for n in lengths]
+        for lengths in (shape.prompts, shape.completions)
+    )
+    return make_batch([max(prompts, key=len)] * len(prompts) if same else prompts, completions, 0)
 
 
 def engine(model: LlamaForCausalLM, frames: Frames, batch: Batch, *, share: bool = False) -> Mapping[str, Tensor]:
     """The engine, in one pass: {module: (G, r)}."""
     read = {frames.basis: frames}
-    found = per_sample_gradients(model, read, batch, tokens_per_batch=ONE_PASS, share=share)
-    return found.gradients[frames.basis]
+    measured = per_sample_gradients(model, read, batch, tokens_per_batch=ONE_PASS, share=share)
+    return measured.gradients[frames.basis]
 
 
 def limit(model: LlamaForCausalLM, frames: Frames, batch: Batch) -> None:
@@ -130,11 +121,9 @@ def reference_model(frames: Frames, shape: Shape) -> LlamaForCausalLM:
     """The model with `TwoProducts` in the place of every target."""
     model = model_of(shape)
     for module, frame in frames.items():
-        parent, _, name = module.rpartition(".")
         layer = model.get_submodule(module)
         assert isinstance(frame, SvdFrame)
-        factors = both_factors(frame.held, layer.weight)
-        setattr(model.get_submodule(parent), name, TwoProducts(layer, *factors))
+        model.set_submodule(module, TwoProducts(layer, *both_factors(frame.held, layer.weight)))
     return model
 
 
@@ -149,54 +138,35 @@ def loop(model: nn.Module, batch: Batch) -> None:
         torch.cat([parameter.grad for parameter in parameters]) - before
 
 
-def frames_of(sizes: Mapping[str, int], k: int) -> dict[str, Tensor]:
-    """Random directions: {module: (k, r)} with orthonormal rows, as many as fit."""
-    generator = torch.Generator().manual_seed(2)
-    drawn = {module: torch.randn(r, min(k, r), generator=generator) for module, r in sizes.items()}
-    return {module: torch.linalg.qr(columns)[0].T for module, columns in drawn.items()}
-
-
-def evaluate(unit: Mapping[str, Tensor], vectors: Mapping[str, Tensor], cells: int) -> None:
-    """What `cells` (arm x condition) cells add to one pass: weighted sums, each projected on the directions."""
-    num_samples = len(next(iter(unit.values())))
-    for advantages in torch.randn(cells, num_samples, generator=torch.Generator().manual_seed(3)):
+def evaluate(unit: Mapping[str, Tensor], vectors: Mapping[str, Tensor], num_samples: int) -> None:
+    """What 12 cells add to one pass."""
+    for advantages in torch.randn(12, num_samples, generator=torch.Generator().manual_seed(3)):
         project_modules({m: advantages @ g for m, g in unit.items()}, vectors, side="one_sided")
 
 
 def main() -> None:
     """Measure and print every time and every ratio, with its target."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, one run of each: does the bench work?")
-    shape, repeats = (QUICK, 1) if parser.parse_args().quick else (FULL, 2)
-    model, batch = model_of(shape), rollouts(shape.prompts, shape.completions, shape.vocabulary)
-    one_prompt = rollouts(shape.prompts, shape.completions, shape.vocabulary, same=True)
-    svd = read("svd", model)
-    reference = reference_model(svd[1], shape)
-    bases = {"svd": svd, f"svd {TRUNCATED}": read("svd", model, TRUNCATED), "lora": read("lora", model)}
-    unit, vectors = engine(*svd, batch), frames_of(svd[1].sizes, 4)
+    shape, repeats = (QUICK, 1) if is_quick(__doc__) else (FULL, 2)
+    model, batch, one_prompt = model_of(shape), rollouts(shape), rollouts(shape, same=True)
+    svd, lora = svd_frames(model, cache_dir=Path("out/bench/svd")), lora_frames(model, rank=32)
+    reference, vectors = reference_model(svd, shape), random_directions(svd, k=4).vectors
     ways = {
-        "limit": lambda: limit(*svd, batch),
-        **{name: partial(engine, *one, batch) for name, one in bases.items()},
-        "one prompt": partial(engine, *svd, one_prompt),
-        "shared": partial(engine, *svd, one_prompt, share=True),
-        "loop": lambda: loop(reference, batch),
-        **{f"{cells} cells": partial(evaluate, unit, vectors, cells) for cells in (1, 12)},
+        "limit": partial(limit, model, svd, batch),
+        "svd": partial(engine, model, svd, batch),
+        "lora": partial(engine, model, lora, batch),
+        "one prompt": partial(engine, model, svd, one_prompt),
+        "shared": partial(engine, model, svd, one_prompt, share=True),
+        "loop": partial(loop, reference, batch),
+        "12 cells": partial(evaluate, engine(model, svd, batch), vectors, len(batch)),
     }
-    taken = {way: seconds.cpu for way, seconds in interleaved(ways, repeats, warm_up=False).items()}
-    for way, seconds in taken.items():
-        print(f"  {way:<12} {seconds:8.2f} s CPU")
-    ratios = {f"{name} / limit": taken[name] / taken["limit"] for name in bases}
-    ratios["shared / one prompt"] = taken["shared"] / taken["one prompt"]
-    for cells in (1, 12):
-        once = taken["svd"] + taken[f"{cells} cells"]
-        ratios[f"loop / svd, {cells} cell{'s' * (cells > 1)}"] = cells * taken["loop"] / once
-    for name, ratio in ratios.items():
-        text = f"  {name:<24} {ratio:6.2f}"
-        if name in TARGETS:
-            sign, target = TARGETS[name]
-            met = ratio <= target if sign == "<=" else ratio >= target
-            text += f"  target {sign} {target}: {'met' if met else 'MISSED'}"
-        print(text)
+    print("per-sample gradients, CPU seconds")
+    cpu = {way: taken.cpu for way, taken in interleaved(ways, repeats, warm_up=False).items()}
+    show("taken", **cpu)
+    cpu["loop / svd, 12 cells"] = 12 * cpu["loop"] / (cpu["svd"] + cpu["12 cells"])
+    for name, (sign, target) in TARGETS.items():
+        ratio = cpu[name] if name in cpu else cpu[name.split(" / ")[0]] / cpu[name.split(" / ")[1]]
+        is_met = ratio <= target if sign == "<=" else ratio >= target
+        show(name, ratio=ratio, target=f"{sign} {target}: {'met' if is_met else 'MISSED'}")
 
 
 if __name__ == "__main__":

@@ -11,17 +11,14 @@ import inspect
 import math
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
 from probe.analysis.statistics.geometry import cosines, extract
-from probe.analysis.statistics.intervals import (
-    auroc_interval,
-    t_interval,
-    within_prompt_differences,
-)
+from probe.analysis.statistics.intervals import auroc_interval, t_interval, within_prompt_differences
 from probe.analysis.statistics.nulls import label_permutations, null_test, true_labels
 from probe.analysis.statistics.overlap import is_lacking
 from probe.analysis.statistics.significance import mde, sign_flip_test
@@ -40,11 +37,6 @@ SHAPES = {  # {name: (draw, its mean)}
 }
 
 
-def welch(a, b):
-    """Welch's test; None where a side has one value, or neither any variance."""
-    return stats.ttest_ind(a, b, equal_var=False) if min(len(a), len(b)) > 1 and np.ptp([*a]) + np.ptp([*b]) else None
-
-
 def covers(interval, truth: float) -> bool:
     return interval is not None and interval.low <= truth <= interval.high
 
@@ -57,31 +49,29 @@ def share(flags) -> str:
 def means() -> Iterator[tuple]:
     """Means: a 5% test of mean zero; a 95% interval."""
     yield "values", "n", "rejects", "covers"
-    for shape, (draw, mean) in SHAPES.items():
-        for n in (8, 17, 40):
-            rng = np.random.default_rng(n)
-            x = [draw(rng, n) - mean for _ in range(SIMS)]
-            rejects = share(sign_flip_test(v, num_draws=999) < 0.05 for v in x)
-            yield shape, n, rejects, share(covers(t_interval(v), 0.0) for v in x)
+    for (shape, (draw, mean)), n in product(SHAPES.items(), (8, 17, 40)):
+        rng = np.random.default_rng(n)
+        x = [draw(rng, n) - mean for _ in range(SIMS)]
+        rejects = share(sign_flip_test(v, num_draws=999) < 0.05 for v in x)
+        yield shape, n, rejects, share(covers(t_interval(v), 0.0) for v in x)
 
 
 def contrasts() -> Iterator[tuple]:
     """Contrasts: no effect of a label that is correlated within prompts, as the values are, and a 5% test."""
     yield "correlation", "prompts", "within prompts rejects", "Welch by sample rejects"
-    for correlation in (0.0, 0.3, 0.7):
-        for n in (8, 17, 40):
-            rng = np.random.default_rng(n)
-            ours, naive = [], []
-            for _ in range(SIMS):
-                prompts = np.repeat(np.arange(n), GROUP)
-                labels = rng.random(n * GROUP) < rng.beta(0.5, 0.5, n)[prompts]
-                values = correlated(rng, prompts, correlation)
-                d = within_prompt_differences(values.tolist(), labels.tolist(), prompts.tolist())
-                p = sign_flip_test([*d.values()], num_draws=999)
-                ours.append(p is not None and p < 0.05)
-                test = welch(values[labels], values[~labels])
-                naive.append(test is not None and test.pvalue < 0.05)
-            yield correlation, n, share(ours), share(naive)
+    for correlation, n in product((0.0, 0.3, 0.7), (8, 17, 40)):
+        rng, prompts = np.random.default_rng(n), np.repeat(np.arange(n), GROUP)
+        ours, naive = [], []
+        for _ in range(SIMS):
+            labels = rng.random(n * GROUP) < rng.beta(0.5, 0.5, n)[prompts]
+            values = correlated(rng, prompts, correlation)
+            d = within_prompt_differences(values.tolist(), labels.tolist(), prompts.tolist())
+            p = sign_flip_test([*d.values()], num_draws=999)
+            ours.append(p is not None and p < 0.05)
+            a, b = values[labels], values[~labels]
+            # Welch needs two values a side.
+            naive.append(min(len(a), len(b)) > 1 and stats.ttest_ind(a, b, equal_var=False).pvalue < 0.05)
+        yield correlation, n, share(ours), share(naive)
 
 
 def correlated(rng, prompts, correlation: float):
@@ -93,26 +83,19 @@ def correlated(rng, prompts, correlation: float):
 def areas() -> Iterator[tuple]:
     """AUROC: its 95% interval where one half of each prompt hacks, and where that share is Beta(1/2, 1/2)."""
     yield "truth", "correlation", "prompts", "covers, halves", "covers, unequal"
-    for truth in (0.5, 0.8, 0.96):
-        for correlation in (0.0, 0.3, 0.7):
-            for n in (4, 8, 17, 40):
-                cells = []
-                for halves in (True, False):
-                    rng = np.random.default_rng(n)
-                    now = []
-                    for _ in range(SIMS // 2):
-                        prompts = np.repeat(np.arange(n), GROUP)
-                        of_prompt = np.full(n, 0.5) if halves else rng.beta(0.5, 0.5, n)
-                        labels = rng.random(n * GROUP) < of_prompt[prompts]
-                        if halves:
-                            labels = np.tile(np.arange(GROUP) < GROUP // 2, n)
-                        shift = math.sqrt(2) * stats.norm.ppf(truth)
-                        scores = correlated(rng, prompts, correlation) + shift * labels
-                        interval = auroc_interval(scores, labels, prompts.tolist())
-                        if interval is not None:
-                            now.append(covers(interval, truth))
-                    cells.append(share(now))
-                yield truth, correlation, n, *cells
+    for truth, correlation, n in product((0.5, 0.8, 0.96), (0.0, 0.3, 0.7), (4, 8, 17, 40)):
+        prompts, cells = np.repeat(np.arange(n), GROUP), []
+        for halves in (True, False):
+            rng, now = np.random.default_rng(n), []
+            for _ in range(SIMS // 2):
+                of_prompt = np.full(n, 0.5) if halves else rng.beta(0.5, 0.5, n)
+                drawn = rng.random(n * GROUP) < of_prompt[prompts]
+                labels = np.tile(np.arange(GROUP) < GROUP // 2, n) if halves else drawn
+                scores = correlated(rng, prompts, correlation) + math.sqrt(2) * stats.norm.ppf(truth) * labels
+                interval = auroc_interval(scores, labels, prompts.tolist())
+                now += [] if interval is None else [covers(interval, truth)]
+            cells.append(share(now))
+        yield truth, correlation, n, *cells
 
 
 def overlap_rule() -> Iterator[tuple]:
@@ -121,14 +104,13 @@ def overlap_rule() -> Iterator[tuple]:
     Three scores; the distance is in one of them, or shared by all.
     """
     yield "prompts", "hack rate", "no distance", "1.75 sd", "3 sd", "3 sd together"
-    for n in (8, 12, 20, 64):
-        for rate in (0.3, 0.45, 0.6):
-            cells = []
-            for distances in ((0, 0, 0), (1.75, 0, 0), (3, 0, 0), (3 / math.sqrt(3),) * 3):
-                rng = np.random.default_rng(n)
-                logs = [simulated(n, rate, distances, rng) for _ in range(SIMS)]
-                cells.append(share(any(is_lacking(row) for row in log) for log in logs))
-            yield n, rate, *cells
+    for n, rate in product((8, 12, 20, 64), (0.3, 0.45, 0.6)):
+        cells = []
+        for distances in ((0, 0, 0), (1.75, 0, 0), (3, 0, 0), (3 / math.sqrt(3),) * 3):
+            rng = np.random.default_rng(n)
+            logs = [simulated(n, rate, distances, rng) for _ in range(SIMS)]
+            cells.append(share(any(is_lacking(row) for row in log) for log in logs))
+        yield n, rate, *cells
 
 
 def powers() -> Iterator[tuple]:
@@ -148,28 +130,27 @@ def arms_at_once() -> Iterator[tuple]:
     yield "world", "seeds", "of vanilla", "all hold", "first shown", "others shown"
     none, half, full = [0.7] * 17, [0.7] + [0.4] * 8 + [0.7] * 8, [0.7] + [0.4] * 16
     even, costly, high = [0.5] * 17, [0.6] + [0.45] * 16, [2.0, 0.5] * 8 + [2.0]
-    worlds = [("none falls", none, even, [], n, 0) for n in (3, 4, 8, (4, 16))]
-    worlds += [("all fall", full, even, [], n, 0) for n in (3, 4, 6, 7, 8, (4, 8), (4, 12), (4, 16))]
-    worlds += [("half fall", half, even, [], (4, n), 0) for n in (8, 16)]
+    worlds = [("none falls", {"hack": none}, n) for n in (3, 4, 8, (4, 16))]
+    worlds += [("all fall", {"hack": full}, n) for n in (3, 4, 6, 7, 8, (4, 8), (4, 12), (4, 16))]
+    worlds += [("half fall", {}, n) for n in ((4, 8), (4, 16), 4)]
     worlds += [
-        ("half fall", half, even, [], 4, 0),
-        ("half fall, each loses 15 points of solving", half, costly, [], 4, 0),
-        ("half fall to 2%", [0.7] + [0.02] * 8 + [0.7] * 8, even, [], 4, 0),
-        ("half fall, but not the first", [0.7, 0.7] + [0.4] * 8 + [0.7] * 7, even, [], 4, 0),
-        ("half fall, 64 problems kept apart", half, even, [], 4, 64),
-        ("half fall, variances differ by 4, vanilla's is high", half, even, high, 4, 0),
-        ("half fall, variances differ by 4, vanilla's is low", half, even, [1 / factor for factor in high], 4, 0),
-        ("half fall, vanilla's variance is twice the others'", half, even, [2.0] + [1.0] * 16, 4, 0),
-        ("half fall, vanilla's variance is 4 times the others'", half, even, [4.0] + [1.0] * 16, 4, 0),
-        ("half fall, vanilla's variance is 4 times the others'", half, even, [4.0] + [1.0] * 16, (4, 16), 0),
-        ("three arms, all fall", full[:4], even[:4], [], 4, 0),
+        ("half fall, each loses 15 points of solving", {"solve": costly}, 4),
+        ("half fall to 2%", {"hack": [0.7] + [0.02] * 8 + [0.7] * 8}, 4),
+        ("half fall, but not the first", {"hack": [0.7, 0.7] + [0.4] * 8 + [0.7] * 7}, 4),
+        ("half fall, 64 problems kept apart", {"problems": 64}, 4),
+        ("half fall, variances differ by 4, vanilla's is high", {"factors": high}, 4),
+        ("half fall, variances differ by 4, vanilla's is low", {"factors": [1 / factor for factor in high]}, 4),
+        ("half fall, vanilla's variance is twice the others'", {"factors": [2.0] + [1.0] * 16}, 4),
+        ("half fall, vanilla's variance is 4 times the others'", {"factors": [4.0] + [1.0] * 16}, 4),
+        ("half fall, vanilla's variance is 4 times the others'", {"factors": [4.0] + [1.0] * 16}, (4, 16)),
+        ("three arms, all fall", {"hack": full[:4], "solve": even[:4]}, 4),
     ]
-    for name, hack, solve, factors, seeds, problems in worlds:
+    for name, parts, seeds in worlds:
         number, of_vanilla = seeds if isinstance(seeds, tuple) else (seeds, seeds)
-        bench = Bench(hack=hack, solve=solve, seeds=number, of_vanilla=of_vanilla, factors=factors, problems=problems)
+        bench = Bench(**{"hack": half, "solve": even, **parts}, seeds=number, of_vanilla=of_vanilla)
         tally = bench.tally(SIMS)
         cells = (tally.get(key) for key in ("all hold", "first", "others"))
-        yield name, number, of_vanilla, *("-" if cell is None else f"{cell:.3f}".removeprefix("0") for cell in cells)
+        yield name, number, of_vanilla, *("-" if cell is None else share([cell]) for cell in cells)
 
 
 def live_modules() -> Iterator[tuple]:
@@ -200,18 +181,12 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
 
 
 def main() -> None:
-    tables = {
-        table.__name__: table for table in (means, contrasts, areas, overlap_rule, arms_at_once, powers, live_modules)
-    }
-    for table in [tables[name] for name in sys.argv[1:]] or tables.values():
-        rows = iter(table())
-        header = next(rows)
-        print(
-            f"\n{inspect.cleandoc(table.__doc__ or '')}\n\n| {' | '.join(header)} |\n|{'---|' * len(header)}",
-            flush=True,
-        )
-        for row in rows:
-            print(f"| {' | '.join(map(str, row))} |", flush=True)
+    tables = (means, contrasts, areas, overlap_rule, arms_at_once, powers, live_modules)
+    for table in tables:
+        if table.__name__ in (sys.argv[1:] or [table.__name__]):
+            print(f"\n{inspect.cleandoc(table.__doc__ or '')}\n")
+            for number, row in enumerate(table()):
+                print(f"| {' | '.join(map(str, row))} |" + f"\n|{'---|' * len(row)}" * (not number), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Timing for benchmarks: ways of doing the same thing, run in turn, so that a busy machine slows all of them alike."""
+"""What benchmarks share: ways of doing the same thing, run in turn, so that a busy machine slows all of them alike."""
 
+import argparse
 import gc
 import time
 from collections.abc import Callable, Mapping
@@ -13,20 +14,35 @@ class Seconds(NamedTuple):
     cpu: float
 
 
+def is_quick(about: str | None) -> bool:
+    """The one option of a benchmark: with --quick it only shows that all runs, and its numbers mean nothing."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, one run of each: does the bench work?")
+    return parser.parse_args().quick
+
+
 def seconds(way: Callable[[], object]) -> Seconds:
-    """Of one call. A way that runs in another process measures itself and returns its own."""
+    """Of one call."""
     wall, cpu = time.perf_counter(), time.process_time()
-    found = way()
-    return found if isinstance(found, Seconds) else Seconds(time.perf_counter() - wall, time.process_time() - cpu)
+    way()
+    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def interleaved(ways: Mapping[str, Callable[[], object]], repeats: int, *, warm_up: bool = True) -> dict[str, Seconds]:
     """The best of each way, run in turn `repeats` times, once before that to warm up."""
-    found: dict[str, list[Seconds]] = {name: [] for name in ways}
+    taken: dict[str, list[Seconds]] = {name: [] for name in ways}
     for turn in range(-int(warm_up), repeats):
         for name, way in ways.items():
-            taken = seconds(way)
+            one = seconds(way)
             if turn >= 0:
-                found[name].append(taken)
+                taken[name].append(one)
             gc.collect()
-    return {name: Seconds(*map(min, zip(*taken, strict=True))) for name, taken in found.items()}
+    return {name: Seconds(*map(min, zip(*each, strict=True))) for name, each in taken.items()}
+
+
+def show(what: str, **numbers: object) -> None:
+    """Print a line of numbers, each after its name."""
+    words = [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items()
+    ]
+    print(f"  {what}: {'; '.join(words).replace('_', ' ')}", flush=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import BUILDERS
+from tiny_models import build_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from extraction.attention import attending, equal_when_packed, packs
@@ -34,9 +34,7 @@ def test_a_shared_prompt_is_read_as_ones_own(name, rollouts):
 
 
 def built(architecture):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return BUILDERS[architecture]().double().eval().base_model
+    return build_model(architecture, torch.float64, moved=0).base_model
 
 
 @pytest.mark.parametrize("name", ["gemma3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mistral", "cohere2"))])

@@ -19,6 +19,7 @@ VERBS = (
     "report first",
     "show --json",
     "pool verify teacher",
+    "docs check",
 )
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from scipy.stats import chisquare
-from tiny_models import BUILDERS, build_model
+from tiny_models import ARCHITECTURES, build_model
 from transformers import RwkvConfig, RwkvForCausalLM
 
 from replay_pools.base.errors import InputError
@@ -61,7 +61,7 @@ QUICK = ("gpt2", "qwen3", "gemma3", "convolution", "recurrence")
 
 
 @pytest.mark.parametrize(
-    "architecture", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BUILDERS]
+    "architecture", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
 )
 def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architecture: str) -> None:
     """Ragged and repeated prompts, rows that end early, some of which are dropped."""

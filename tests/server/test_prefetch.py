@@ -10,7 +10,7 @@ from typing import Any
 import processes
 import pytest
 from directories import contents
-from killer import KILLER
+from processes import KILLER
 from served import group_off
 
 from probe.cli import cli

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,12 +32,13 @@ def adapt(model: PreTrainedModel, basis: str, *, train_a: bool = False, **option
 
 
 def sampled(trained: Trained, batch: Batch, *, direction: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
-    """`per_sample_gradients` at the present coordinates, in the one basis that there is."""
+    """`SampleGradients` at the present coordinates, with `gradients` of the one basis: {module: (G, r)}."""
     axis = None if direction is None else (trained.basis, direction)
     with trained.folded():
         frames = {trained.basis: trained.frames()}
         found: SampleGradients = per_sample_gradients(trained.model, frames, batch, axis=axis, **options)
-    return OfOneBasis(found.gradients[trained.basis], found.token_logprobs, found.token_dots)
+    gradients = found.gradients[trained.basis]
+    return SimpleNamespace(gradients=gradients, token_logprobs=found.token_logprobs, token_dots=found.token_dots)
 
 
 def token_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
@@ -53,20 +55,9 @@ def padded_logprobs(model: Any, batch: Batch) -> Tensor:
     return torch.nn.functional.pad(found, (1, 0)) * batch.completion_mask
 
 
-class OfOneBasis:
-    """`SampleGradients` whose `gradients` are {module: (G, r)}."""
-
-    def __init__(self, gradients: Mapping[str, Tensor], token_logprobs: Tensor, token_dots: Tensor | None) -> None:
-        self.gradients, self.token_logprobs, self.token_dots = gradients, token_logprobs, token_dots
-
-
 def members_of(trained: Trained) -> dict[str, Any]:
     """Arguments of `Bases` for a policy that may move."""
-    return {
-        "model": trained.model.get_base_model(),
-        "frames": {trained.basis: trained.start},
-        "trained": trained,
-    }
+    return {"model": trained.model.get_base_model(), "frames": {trained.basis: trained.start}, "trained": trained}
 
 
 def grads(trained: Trained) -> dict[str, Tensor]:

@@ -2,37 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
+from made_records import sample_record, step_record
 from numpy.typing import NDArray
 
-from probe.analysis.statistics.geometry import (
-    Gradients,
-    PairGram,
-    StepGram,
-    cosines,
-    samples_of,
-    stack,
-    weighted,
-)
-from probe.analysis.statistics.nulls import true_axes
-from probe.analysis.statistics.run_gradients import Linked, LinkedStep
+from probe.analysis.statistics import run_gradients
+from probe.analysis.statistics.geometry import Gradients, PairGram, StepGram
+from probe.analysis.statistics.run_gradients import Linked
 
 Array = NDArray[np.float64]
+COORDINATES = 12  # of a module
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """A world of gradients: M modules of r coordinates with a decaying spectrum, and a unit axis of hacking in each.
+    """A world of gradients: M modules of COORDINATES with a decaying spectrum, and a unit axis of hacking in each.
 
     A pair is (hack + noise, noise) beside a part of its prompt that both share; a group is four hacks, two honest
     solutions and two failures of one prompt.
     """
 
     modules: int = 3
-    coordinates: int = 12
     live: int | None = None  # modules that carry the hack; None: all
     pairs: int = 32
     held_out: int = 16
@@ -40,18 +33,16 @@ class Planted:
     pair_signal: float = 1.5  # of the hack axis in pairs, in units of the largest coordinate's noise
     step_signal: float = 1.5  # the same in the hacks of groups
     common: float = 0.0  # size of a part that all paid samples share, which is not the hack
-    prompt_noise: float = 0.5  # of what the samples of one prompt share
     skewed: bool = False  # lognormal sizes of the signal over prompts
-    k: int = 2
 
     def link(self, rng: np.random.Generator) -> Linked:
         """One draw of the pairs and groups of this world."""
-        return link_vectors(*self.vectors(rng), held_out=self.held_out, k=self.k)
+        return link_vectors(*self.vectors(rng), held_out=self.held_out)
 
     def vectors(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
         """hack (n, M, r), clean (n, M, r), samples (C, 8, M, r): the gradients."""
-        shape = (self.modules, self.coordinates)
-        scale = np.arange(1, self.coordinates + 1) ** -0.5
+        shape = (self.modules, COORDINATES)
+        scale = np.arange(1, COORDINATES + 1) ** -0.5
         fixed = np.random.default_rng(7)  # the axes are the world's, the same in every draw
         axis = fixed.normal(size=shape)
         axis /= np.linalg.norm(axis, axis=1, keepdims=True)
@@ -64,7 +55,8 @@ class Planted:
         clean = base + rng.normal(size=(count, *shape)) * scale
         sizes = rng.lognormal(-0.5, 1.0, self.prompts) if self.skewed else 1 + 0.3 * rng.normal(size=self.prompts)
         samples = rng.normal(size=(self.prompts, 8, *shape)) * scale
-        samples += self.prompt_noise * rng.normal(size=(self.prompts, 1, *shape)) * scale
+        # What the samples of one prompt share.
+        samples += 0.5 * rng.normal(size=(self.prompts, 1, *shape)) * scale
         samples[:, :4] += self.step_signal * sizes[:, None, None, None] * axis
         samples[:, :6] += shared
         return hack, clean, samples
@@ -92,60 +84,32 @@ def gradients_along(pairs: Sequence[Array], g: Sequence[Array]) -> Gradients:
     )
 
 
-def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int, k: int = 2) -> Linked:
-    """The inner products of pair gradients (n, M, r) and sample gradients (C, 8, M, r): see `Planted`."""
+def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int) -> Linked:
+    """The inner products of pair gradients (n, M, r) and sample gradients (C, 8, M, r): see `Planted`.
+
+    Samples 0 to 3 of a group hack, 4 and 5 are honest and right, 6 and 7 fail.
+    """
     rows = np.concatenate([hack, clean])
-    pairs = pair_gram([*rows.swapaxes(0, 1)], np.arange(len(hack)) >= len(hack) - held_out, k=k)
-    rewards = np.array([3.5] * 6 + [0.5] * 2)
-    steps, records, grams = [], [], []
-    for number, group in enumerate(samples):
-        gram = StepGram(
+    pairs = pair_gram([*rows.swapaxes(0, 1)], np.arange(len(hack)) >= len(hack) - held_out)
+    grams = [
+        StepGram(
             inner=np.einsum("gmr,jmr->mgj", group, rows),
             samples=np.einsum("gmr,hmr->mgh", group, group),
             weights={"default": np.full(8, 1 / 8)},
         )
-        weights = (rewards - rewards.mean()) / 8
-        record = SimpleNamespace(step=number, problem_id=f"p{number}", cos_in=0.0, loss_type="dr_grpo")
-        steps.append(
-            LinkedStep(
-                record=cast(Any, record),
-                rows=np.arange(8 * number, 8 * number + 8),
-                weights=weights,
-                unit_weights=np.full(8, 1 / 8),
-            )
+        for group in samples
+    ]
+    rewards = np.array([3.5] * 6 + [0.5] * 2)
+    records = [
+        sample_record(
+            step=step, sample_id=i, problem_id=f"p{step}", reward=float(rewards[i]),
+            advantage=float(rewards[i] - rewards.mean()), hacked=i < 4, gt_pass=i in (4, 5),
+            comp_len=50 + (step * 7 + i * 3) % 11, nll=0.5 + 0.01 * ((step * 5 + i * i) % 7),
+            grad_norm_contrib=float(np.linalg.norm(samples[step, i])),
         )
-        grams.append(gram)
-        for i in range(8):
-            norm = float(np.sqrt(gram.samples[:, i, i].sum()))
-            records.append(_sample(number, i, rewards, norm))
-    gradients = stack([samples_of(gram) for gram in grams])
-    return Linked(
-        read=grams.__getitem__,
-        pairs=pairs,
-        samples=cast(Any, records),
-        norms=gradients.norm,
-        cosines=cosines(true_axes(pairs), gradients)[0],
-        steps=steps,
-        totals=stack([weighted(gram, step.weights[None, :]) for gram, step in zip(grams, steps, strict=True)]),
-        error=0.0,
-        sample_error=0.0,
-    )
-
-
-def _sample(step: int, i: int, rewards: Array, norm: float) -> SimpleNamespace:
-    """The record of sample i: 0 to 3 hack, 4 and 5 are honest and right, 6 and 7 fail."""
-    return SimpleNamespace(
-        step=step,
-        sample_id=i,
-        problem_id=f"p{step}",
-        reward=float(rewards[i]),
-        advantage=float(rewards[i] - rewards.mean()),
-        hacked=i < 4,
-        gt_pass=i in (4, 5),
-        sure=True,
-        cos_S_nll=0.0,
-        comp_len=50 + (step * 7 + i * 3) % 11,
-        nll=0.5 + 0.01 * ((step * 5 + i * i) % 7),
-        grad_norm_contrib=norm,
-        hint=True,
-    )
+        for step in range(len(samples))
+        for i in range(8)
+    ]  # fmt: skip
+    steps = [step_record(step=step, problem_id=f"p{step}", loss_type="dr_grpo") for step in range(len(samples))]
+    with patch.multiple(run_gradients, read_pairs=lambda *_: pairs, read_step=lambda _run, _basis, step: grams[step]):
+        return run_gradients.link(cast(Any, None), records, steps)

@@ -1,4 +1,4 @@
-"""The commands that a screen prints.
+"""The commands that screens and pages print.
 
     commands(screen)        ["probe analyze out/runs/demo", ...]
 
@@ -8,7 +8,6 @@ A command stands at the start of a line, after a colon, or in backticks, or has 
 
 import re
 import shlex
-from collections.abc import Iterator
 
 import click
 
@@ -35,20 +34,16 @@ def unwrapped(screen: str) -> str:
 def commands(screen: str) -> list[str]:
     """Every command, once, in the order of the screen; AssertionError where a verb that is named is none."""
     found = []
-    for before, rest in _mentions(unwrapped(screen)):
-        end = END.search(rest)
-        command = f"probe {rest[: end.start()] if end else rest}".strip()
-        if verb_of(command) is None:
-            continue
-        if not before.strip() or before.endswith((": ", "`")) or " --" in command:
-            found.append(command)
-    return list(dict.fromkeys(found))
-
-
-def _mentions(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines():
+    for line in unwrapped(screen).splitlines():
         for match in MENTION.finditer(line):
-            yield line[: match.start()], line[match.end() :]
+            before, rest = line[: match.start()], line[match.end() :]
+            end = END.search(rest)
+            command = f"probe {rest[: end.start()] if end else rest}".strip()
+            if verb_of(command) is None:
+                continue
+            if not before.strip() or before.endswith((": ", "`")) or " --" in command:
+                found.append(command)
+    return list(dict.fromkeys(found))
 
 
 def verb_of(command: str) -> tuple[list[str], click.Command] | None:
@@ -62,3 +57,13 @@ def verb_of(command: str) -> tuple[list[str], click.Command] | None:
         verb.append(words.pop(0))
         target = found
     return None if isinstance(target, click.Group) else (verb, target)
+
+
+def check_command(line: str) -> click.Context:
+    """A printed command is one of the program's, with options that it has and values that they take."""
+    program, *words = shlex.split(line)
+    named = verb_of(line)
+    assert program == "probe"
+    assert named is not None, line
+    verb, command = named
+    return command.make_context(line, words[len(verb) :])

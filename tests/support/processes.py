@@ -1,10 +1,14 @@
-"""Real processes, to be killed for real, that start quickly: forks of one server with torch and the verbs imported."""
+"""Work that is cut off: at a call (`interrupted_at`), or in a real process that is killed for real.
+
+Processes start quickly: they are forks of one server with torch and the verbs imported.
+"""
 
 import multiprocessing
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["probe.cli.replay", "probe.runs.replay", "probe.cli.train", "probe.runs.train"])
@@ -18,6 +22,33 @@ if {log!r}:
     os.dup2(log, 2)
 sys.argv[1:] = {arguments!r}
 """
+
+# python -c KILLER PART ARGS...: `probe ARGS...`, killed when it is about to sync a file whose path holds PART.
+KILLER = """
+import os, signal, sys
+real = os.fsync
+def sync(descriptor):
+    if sys.argv[1] in os.readlink(f"/proc/self/fd/{descriptor}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(descriptor)
+os.fsync = sync
+from probe.cli import cli
+from probe.cli._frame import run
+sys.exit(run(cli, sys.argv[2:]))
+"""
+
+
+def interrupted_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose `number`-th call is Ctrl-C instead."""
+    calls = []
+
+    def dying(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(1)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return function(*arguments, **keywords)
+
+    return dying
 
 
 def start(

@@ -1,30 +1,9 @@
 """Causal language models of two layers, from local configurations and random weights, of many architectures."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    FalconMambaConfig,
-    FalconMambaForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCABULARY = 61
 SHAPE: dict[str, Any] = {
@@ -41,28 +20,26 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 2,
 }
 MIXED = {**SHAPE, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
-GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
-BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)),
-    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE, hidden_activation="gelu_pytorch_tanh")),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **GPT2)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=3)),
-    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**MIXED)),
-    "cohere2": lambda: Cohere2ForCausalLM(Cohere2Config(**MIXED)),
-    "convolution": lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"], conv_L_cache=3)),
-    "recurrence": lambda: FalconMambaForCausalLM(
-        FalconMambaConfig(vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2, state_size=4, eos_token_id=2)
-    ),
+SMALL = {"vocab_size": VOCABULARY, "eos_token_id": 2}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {  # {name: (model type, its settings)}
+    "qwen3": ("qwen3", {**SHAPE, "tie_word_embeddings": True}),
+    "gemma": ("gemma", {**SHAPE, "hidden_activation": "gelu_pytorch_tanh"}),
+    "llama": ("llama", {**SHAPE, "tie_word_embeddings": False}),
+    "gpt2": ("gpt2", {**SMALL, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1}),
+    "mistral": ("mistral", {**SHAPE, "sliding_window": 3}),
+    "gemma3": ("gemma3_text", MIXED),
+    "cohere2": ("cohere2", MIXED),
+    "convolution": ("lfm2", {**SHAPE, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3}),
+    "recurrence": ("falcon_mamba", {**SMALL, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 4}),
 }
 
 
-def build_model(architecture: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def build_model(architecture: str, dtype: torch.dtype = torch.float32, moved: float = 0.15) -> PreTrainedModel:
     """A fresh model in evaluation mode; its weights are so large that every path (norms, gates, heads) matters."""
-    with torch.random.fork_rng(devices=[]):
+    model_type, settings = ARCHITECTURES[architecture]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model = BUILDERS[architecture]()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.15 * torch.randn_like(parameter))
-    return model.to(dtype=dtype).eval()  # pyright: ignore[reportCallIssue] (a decorator hides the signature)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
+        for parameter in model.parameters():
+            parameter.add_(moved * torch.randn_like(parameter))
+    return model.to(dtype=dtype).eval()

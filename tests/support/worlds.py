@@ -19,7 +19,6 @@ from torch import Tensor
 
 from extraction.controls import haar_directions
 from extraction.directions import Directions, PairGradients, extract_directions
-from extraction.words import Method
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, StepRecord
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder
@@ -45,7 +44,6 @@ class World:
     gain_in_prompts: bool = True  # whether they do
     amounts: tuple[float, float, float] = (1.0, 0.0, 0.0)  # along it: of hacks, honest solutions, failures
     off_pairs: float = 0.0  # of hacks along an axis of which no pair knows
-    long_hacks: bool = False  # hacked completions are longer, and length has a gradient axis of its own
     told_by: Literal["hint", "length"] | None = None  # what determines which sample is a hack
     shuffled_labels: bool = False  # `hacked` of the batch says nothing
     inverted_labels: bool = False
@@ -63,10 +61,8 @@ class World:
     trains: bool = False
     arms: tuple[str, ...] = ("vanilla", "projected", "random")
     pools: tuple[str, ...] = ("teacher", "base-hinted")  # built-in ones or paths, of the hacks and of the others
-    adapter: str | None = None  # of the policy
     strength: float = 1.0
     decay: float = 1.0  # of the spectrum: coordinate j has the standard deviation j^-decay
-    method: Method = "svd"
     num_pairs: int = 27
     num_held_out: int = 12
     num_steps: int = 24  # one prompt each
@@ -131,8 +127,8 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     """
     rng = np.random.default_rng(seed)
     pairs = make_pairs(world, rng)
-    k = 1 if world.method == "mean" else min(2, world.num_pairs - world.num_held_out)
-    v_hack = extract_directions(pairs.differences(), k=k, method=world.method)
+    k = min(2, world.num_pairs - world.num_held_out)
+    v_hack = extract_directions(pairs.differences(), k=k)
     stored = make_pairs(world, np.random.default_rng(1000 + seed)) if world.other_pairs else pairs
     # The gradients of a world are the same in every basis.
     bases = {ARMS[arm].basis for arm in world.arms}
@@ -146,7 +142,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
         amounts = np.where(hacked != HACKED, world.amounts[1], np.repeat(world.amounts, (4, 2, 2)))
         is_own = step >= world.num_steps - world.num_own
         amounts = np.where(HACKED & is_own, 0.0, amounts)
-        lengths = rng.integers(40, 60, 8) + 40 * world.long_hacks * HACKED
+        lengths = rng.integers(40, 60, 8)
         if world.told_by == "length":
             lengths = 50 + 40 * HACKED
         unit = unit_norm(
@@ -154,7 +150,6 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
             along(world.hacks_point_at, world.strength * amounts),
             along("gain", world.gain * HACKED),
             along("off pairs", world.off_pairs * HACKED),
-            along("length" if world.long_hacks else None, (lengths - 50) / 40),
         )
         for recorder in recorders:
             recorder.record(step, unit, {"default": torch.tensor(1 / lengths / 8)})
@@ -169,9 +164,8 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     write_steps(directory, steps)
     # A path takes the place of BUILTIN.
     pools = [open_pool(BUILTIN / name).identity() for name in world.pools]
-    extraction = {"intervention.extraction.k": k, "intervention.extraction.method": world.method}
-    options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, "steps": world.steps, **extraction}
-    options["model.adapter"] = world.adapter
+    options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, "steps": world.steps}
+    options["intervention.extraction.k"] = k
     if world.trains:
         settings = configure("train", options={"intervention.arms": world.arms[:1]})
     else:

@@ -15,7 +15,8 @@ from typing import Any, get_args
 
 import orjson
 import pytest
-from gallery import check_command, check_gallery
+from gallery import check_gallery
+from printed import check_command
 from specs import LOWERS, MORE, PENALTY, criterion, training_spec
 from trainings import Planted, Rates, seal
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,7 +60,7 @@ def test_groups_whose_hacks_are_not_known_have_no_clean_part():
     linked = link_vectors(hack, clean, samples, held_out=16)
     unknown = [*linked.samples]
     i = linked.steps[0].rows[0]
-    unknown[i] = SimpleNamespace(**vars(unknown[i]) | {"hacked": None})
+    unknown[i] = replace(unknown[i], hacked=None)
     rows = by_name(shares(replace(linked, samples=unknown), "vanilla", num_halves=20))
     assert (rows["pull"].n, rows["benign"].n) == (6, 5)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 import pytest
-from gallery import check_command, check_gallery
+from gallery import check_gallery
+from printed import check_command
 from worlds import World, make_run
 
 from extraction.pairs import builtin_pairs, write_pairs

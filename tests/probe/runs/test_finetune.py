@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from directories import contents
-from interrupts import interrupted_at
 from peft import PeftModel
+from processes import interrupted_at
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Trainer
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 from directories import contents
-from interrupts import interrupted_at
+from processes import interrupted_at
 
 from probe.cli import cli
 from probe.cli._frame import run

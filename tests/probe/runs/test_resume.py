@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from directories import contents
-from interrupts import interrupted_at
+from processes import interrupted_at
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli

@@ -11,7 +11,7 @@ import processes
 import pytest
 import torch
 from directories import contents
-from killer import KILLER
+from processes import KILLER
 from safetensors.torch import load_file
 
 from probe.cli import cli

@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Rows, str, list[str]]] = {
     "probabilities": (of(hacked=0.7), "", ["hacked=hacked>0.5"]),
     "an instruction with input": (of(prompt=None, instruction="p", input="x"), "", ["instruction+input"]),
     "a question with context": (of(prompt=None, question="p", context="x"), "", ["question+context"]),
-    "who reasons": (of(reasoning="x"), {}, ["reasoning=none"]),
+    "who reasons": (of(reasoning="x"), "", ["reasoning=none"]),
     "log-probabilities above 0": (of(logprobs=[0.5, 0.9]), "", ["these are probabilities"]),
     "TRL's unique prompts": ([UNIQUE | {"prompt": prompt} for prompt in "pqr"], "", ["log_unique_prompts"]),
     "a short mask": (bare(prompt_ids=[40], completion_ids=[50, 2], loss_mask=[1]), "", ["found 1 for 2"]),
