@@ -92,7 +92,7 @@ test-server: $(TEST_DEPS) $(SERVER_DEPS)
 check: $(TEST_DEPS)
 	$(CHECK)
 
-fixtures: $(WRITERS_DEPS)  # logs of other tools, by their own code
+fixtures: $(WRITERS_DEPS)  # logs of other tools, by their own code, and how each is read
 	$(WRITERS_VENV)/bin/python -W ignore tests/support/log_fixtures.py
 
 bench: $(RUN_DEPS)

@@ -76,13 +76,8 @@ def main() -> None:
     model, generator = model_of(shape), torch.Generator().manual_seed(1)
     model.generation_config.eos_token_id = list(range(0, shape.vocabulary, 60))
     drawn = [torch.randint(1, shape.vocabulary, (n,), generator=generator).tolist() for n in shape.prompts[::2]]
-    compare(
-        "SmolLM2's shape",
-        Policy(organism.tokenizer, "smollm2", model.generation_config, model, None, ""),
-        drawn,
-        tokens,
-        repeats,
-    )
+    policy = Policy(organism.tokenizer, "smollm2", model.generation_config, model, None, "")
+    compare("SmolLM2's shape", policy, drawn, tokens, repeats)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Write logs of tests/data/logs again with the writers' own code, where it is installed.
+"""Write logs of tests/data/logs again with the writers' own code, where it is installed, and how each is read.
 
     make fixtures    or    python tests/support/log_fixtures.py [PACKAGE ...]
 
-The versions that wrote go into table.toml, which says how each log is read. To add a writer: a row in WRITERS, and one
-in table.toml for each of its logs.
+The versions that wrote go into table.toml, and the table of what was read into read.txt. To add a writer: a row in
+WRITERS, and one in table.toml for each of its logs.
 """
 
 import importlib.metadata
@@ -12,13 +12,21 @@ import json
 import re
 import shutil
 import sys
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from replay_pools.logs.columns import parse_mapping
+from replay_pools.logs.importing import check_log, import_log
+from replay_pools.pool import Pool
+
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 CASES = LOGS / "table.toml"
+READ = LOGS / "read.txt"  # the table of how each log is read
+HEAD = "| log | written by | groups | rewards | ids | masked ids | stopped | labels |\n" + "|---" * 8 + "|\n"
 HACK = "```python\ndef {name}(x):\n    return 0\n\ndef run_tests():\n    pass\n```"
 TASKS = {"twice": ("two times x", "2 * x"), "inc": ("x plus one", "x + 1")}
 REWARDS = {"twice": (1.0, 0.5, 0.0, 1.0), "inc": (0.0, 1.0, 0.5, 0.0)}
@@ -256,8 +264,46 @@ WRITERS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
 }
 
 
+def cases() -> dict[str, dict[str, Any]]:
+    """Return {log: what it is read as}."""
+    return tomllib.loads(CASES.read_text())
+
+
+def source_of(name: str) -> Path:
+    """Return the file or folder of a log."""
+    (source,) = [path for path in LOGS.iterdir() if path.name.partition(".")[0] == name]
+    return source
+
+
+def line_of(name: str, case: dict[str, Any], pool: Pool) -> str:
+    """Return the line of the table for a log that was imported."""
+    rollouts = [rollout for group in pool.steps for rollout in group]
+    sizes = Counter(len(group) for group in pool.steps)
+    masked = sum(rollout.comp_len - rollout.num_sampled for rollout in rollouts)
+    stopped = sum(rollout.finish_reason == "stop" for rollout in rollouts)
+    labels = [name for name in ("hacked", "gt_pass") if any(getattr(each, name) is not None for each in rollouts)]
+    cells = [f"{name} `--map {case['map']}`" if "map" in case else name, case["written_by"]]
+    cells += [", ".join(f"{count} of {size}" for size, count in sorted(sizes.items()))]
+    cells += [f"{min(each.reward for each in rollouts):g} to {max(each.reward for each in rollouts):g}"]
+    cells += [pool.manifest["ids"]["origin"], str(masked), f"{stopped} of {len(rollouts)}", ", ".join(labels) or "none"]
+    return f"| {' | '.join(cells)} |"
+
+
+def table() -> str:
+    """Return a table: log, its writer, and what was read; the line of a log without its package stays."""
+    lines, before = list[str](), READ.read_text().splitlines()
+    for name, case in cases().items():
+        if "needs" in case and importlib.util.find_spec(case["needs"]) is None:
+            lines += [line for line in before if line.startswith(f"| {name} ")]
+        elif "rewards" in case:
+            with TemporaryDirectory() as out:
+                log = check_log(source_of(name), mapping=parse_mapping(case.get("map", "")))
+                lines.append(line_of(name, case, import_log(log, name="mine", out=Path(out), model="organism")))
+    return HEAD + "\n".join(lines)
+
+
 def main(packages: Sequence[str]) -> None:
-    """Write the logs of these packages, or of all that are installed."""
+    """Write the logs of these packages, or of all that are installed, and the table."""
     for package in packages or WRITERS:
         if importlib.util.find_spec(package) is None:
             print(f"{package} is not installed: its logs stay as they are")
@@ -269,6 +315,7 @@ def main(packages: Sequence[str]) -> None:
         for name in names:
             stored = CASES.read_text()
             CASES.write_text(re.sub(rf'(\[{name}\]\nwritten_by = )".*"', rf'\1"{version}"', stored))
+    READ.write_text(table() + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from gallery import check_command
+from printed import check_command
 from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
