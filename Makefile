@@ -1,7 +1,8 @@
 # make demo | real | docs | test | test-slow | test-nightly | test-server | check | fixtures | bench | test-real | clean.
 # Needs only Python >= 3.11, make and git.
 # test: about 5 minutes on 2 cores, before every commit. test-slow: further variants of what test holds by one of them
-# (another rank, tier, family of writes or dtype), before a release and after a change of what they are about.
+# (another rank, tier, family of writes or dtype) and long walks by real commands (pages, sweeps, a browser), before a
+# release and after a change of what they are about.
 
 PYTHON ?= python3
 VENV ?= .venv

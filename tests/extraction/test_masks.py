@@ -52,7 +52,10 @@ def token_by_token(coordinates, ids, weights, direction):
     return dots
 
 
-@pytest.fixture(scope="module", params=["gpt2 svd-moved", "gpt2 lora-moved", "qwen3 svd7-moved"])
+@pytest.fixture(
+    scope="module",
+    params=["gpt2 svd-moved", "gpt2 lora-moved", pytest.param("qwen3 svd7-moved", marks=pytest.mark.slow)],
+)
 def coordinates(request, make_coordinates):
     return make_coordinates(*request.param.split())
 

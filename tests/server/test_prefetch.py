@@ -78,9 +78,9 @@ def whole(train: Callable[..., Path]) -> Path:
     ],
 )
 def test_what_a_server_cannot_sample_is_refused(
-    changes: dict[str, Any], expected: str, preset: Callable[..., str], out: Path, capsys: Any
+    changes: dict[str, Any], expected: str, preset: Callable[..., str], tmp_path: Path, capsys: Any
 ) -> None:
-    options = ["--preset", preset(SETTINGS | changes), "--name", "unserved", "--out", str(out)]
+    options = ["--preset", preset(SETTINGS | changes), "--name", "unserved", "--out", str(tmp_path)]
     assert run(cli, ["train", *options, "--url", "http://127.0.0.1:1"]) == 2
     assert f"--url: expected {expected}" in capsys.readouterr().err
 
@@ -95,6 +95,7 @@ def test_every_step_is_sampled_from_its_policy(train: Callable[..., Path], small
     assert differences[-1] > 0.01, "the second step is"
 
 
+@pytest.mark.slow
 def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
     whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_the_next_batch_is_sampled_during_the_step(
     assert start.removesuffix("-batch0") == first.removesuffix("-batch1"), "both are of the policy at the start"
 
 
+@pytest.mark.slow
 def test_a_restarted_server_ends_the_run_which_resumes_to_the_same_bytes(
     server: Any, whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

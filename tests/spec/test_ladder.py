@@ -111,6 +111,7 @@ def test_runs_of_one_seed_share_their_base(train: Train) -> None:
     assert (len(both["base"]), len(three["base"]), len(checkpoints)) == (12, 24, 3)
 
 
+@pytest.mark.slow
 def test_references_and_bots(train: Train, capsys) -> None:
     """The canonical solution solves all, the other bots nothing; the exploit alone hacks."""
     teacher = train("teacher", {0: [0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]}, kind="evals")

@@ -61,6 +61,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MAP = ("--map", "completion=answer,hacked=bad")
 
 
+@pytest.mark.slow
 def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str, out: Path, probe) -> None:
     """From a log alone to a verdict, by the commands that are printed."""
     text, errors = probe("pool", "draft", log, *MAP, "--model", small, "--name", "drafted")

@@ -26,6 +26,7 @@ def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:
     return [LookaheadRecord(arm=arm, measure=measure, prompt=f"p{i}", value=value) for i, value in enumerate(values)]
 
 
+@pytest.mark.slow
 def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     quick: list[str], out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

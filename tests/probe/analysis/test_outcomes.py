@@ -237,6 +237,7 @@ def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path],
     assert "VERDICT: TRAINED" in screen("costs", *runs[:2]), "two seeds of one arm have nothing to be compared with"
 
 
+@pytest.mark.slow
 def test_a_rival_that_was_not_trained_is_asked_for(
     tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ def log_of(path: Path, nlls: Mapping[tuple[int, int], float | None] | None = Non
     return path
 
 
+@pytest.mark.slow
 def test_steps_of_a_training_were_sampled_by_weights_that_move(
     small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
 ) -> None:
@@ -97,6 +98,7 @@ def test_the_first_of_a_number_of_steps_have_an_update(
     assert not {step.problem_id for step in stored.steps} & flat
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_logger_is_that_of_the_check(
     small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_bad_log_is_refused_without_torch(write, out: Path) -> None:
     assert "line 1 reward: expected a finite number" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, probe) -> None:
     """Of a hybrid model without its attention: before the replay, with the verdict, and by an extraction.
 
@@ -202,6 +203,7 @@ def test_without_pairs_it_says_what_the_log_holds_and_what_is_needed(log: str, c
     assert "--pairs builtin" in errors
 
 
+@pytest.mark.slow
 def test_groups_of_other_sizes_are_compared_by_the_smallest(write, pairs: str, check, small: str, out: Path) -> None:
     command = (write("uneven.jsonl", logged(*LOGGED)[:-4]), "--pairs", pairs, "--model", small, "--steps", "2")
     text, _ = check(*command, "--name", "uneven")

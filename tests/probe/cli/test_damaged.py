@@ -54,6 +54,7 @@ def copied(made: Path, tmp_path: Path) -> Path:
 SAMPLE = ["--steps", "1", "--group", "2", "--set", "rollouts.sampler.max_new_tokens=4"]
 
 
+@pytest.mark.slow
 def test_a_damaged_adapter(copied: Path, small: str, refusing) -> None:
     """Of a run, given by its path or by the run."""
     adapter = copied / "runs" / "trained" / "adapter"

@@ -55,6 +55,7 @@ def test_a_pool_of_another_model_is_refused(copied: Callable[..., None], refused
     assert "000000" in line
 
 
+@pytest.mark.slow
 def test_rollouts_of_another_model_count_beside_some_of_this_one(
     copied: Callable[..., None], quick: list[str], probe, refused: Refused
 ) -> None:

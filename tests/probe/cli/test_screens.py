@@ -117,6 +117,7 @@ def texts(page: Path) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "\n", body))
 
 
+@pytest.mark.slow
 def test_every_printed_command_runs(walk: Walk, log: str, small: str, few_pairs: list[str]) -> None:
     """From pairs and pools to a page, with a root folder of one's own."""
     walk("extract", "--model", small, *few_pairs)

@@ -74,6 +74,7 @@ echo_table(("run", "what it is"), [("demo", "word " * 20), ("x", "UNCLEAR")], le
 """
 
 
+@pytest.mark.slow
 def test_words_have_their_colour_on_a_terminal_alone() -> None:
     """Good green, bad red, open yellow; a table breaks its cells; a pipe gets plain bytes even under FORCE_COLOR."""
     coloured = shown(SAY)

@@ -31,6 +31,7 @@ def test_what_was_chosen_by_default_is_said_once(out: Path, few_pairs: list[str]
     assert "defaults (" not in said, "a config chooses everything"
 
 
+@pytest.mark.slow
 def test_runs_without_a_name_do_not_collide_and_go_on(out: Path, quick: list[str], probe) -> None:
     """Pools and arms name a run, with a hash where other settings are not the default; the same settings are the same
     run, which is found again.

@@ -66,6 +66,7 @@ def swept(
 COMPARED = [f"phase3-gradient-{arm}-seed{seed}" for arm in ("vanilla", "projected") for seed in (0, 1, 2)]
 
 
+@pytest.mark.slow
 def test_the_others_are_bought_where_the_first_arms_separate(swept: Callable[..., Any], tmp_path: Path) -> None:
     table, launched = swept(GOOD)
     assert launched[:6] == COMPARED

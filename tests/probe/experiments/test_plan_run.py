@@ -60,6 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known")
 def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]

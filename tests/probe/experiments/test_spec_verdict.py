@@ -192,6 +192,7 @@ def test_check_and_json(swept: tuple[Spec, Path], capsys: pytest.CaptureFixture[
     assert code == (1 if found["verdict"]["findings"][0]["says"] == "FAIL" else 0)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_spec(
     swept: tuple[Spec, Path], tmp_path: Path, probe: Callable[..., tuple[str, str]], refused: Callable[..., str]
 ) -> None:

@@ -30,6 +30,7 @@ from replay_pools.base.tables import overlaid
 from replay_pools.pool import open_pool
 
 ladder = load_script(ROOT / "spec" / "tools" / "ladder.py")
+pytestmark = pytest.mark.slow  # the dearest sweep: planted trainings hold the judge in test_phase3
 SETTINGS = {
     "steps": 2,
     "intervention.extraction.k": 2,

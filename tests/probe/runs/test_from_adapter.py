@@ -97,6 +97,7 @@ def test_the_start_is_the_policy_with_that_adapter(
     assert at_start != sampled(out / "evals" / "of-base" / "run_tests"), "base and teacher are not told apart"
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
     first: tuple[Path, list[str]], second: Path, teacher: Path, small: str, out: Path
 ) -> None:

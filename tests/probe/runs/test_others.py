@@ -154,6 +154,7 @@ def test_who_solves_is_told_by_who_sampled(others: Path) -> None:
     assert [step.solve_teacher is None for step in stored.steps] == [False] * 3 + [True]
 
 
+@pytest.mark.slow
 def test_a_run_with_guests_resumes_to_the_same_bytes(others: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off in step 3, with the weights of step 2 in the checkpoint, without the last rollouts that they sampled."""
     options = ["train", "--config", str(others / "config.json"), "--name", "others-cut", "--out", str(out)]

@@ -90,6 +90,7 @@ def test_config_repeats_a_run(many_arms: Path, replay: Callable[..., Path]) -> N
     assert (many_arms / "manifest.json").read_bytes() == (again / "manifest.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_extract_writes_directions_that_replay_accepts_and_other_bases_refuse(
     out: Path, many_arms: Path, replay, quick: list[str], small: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

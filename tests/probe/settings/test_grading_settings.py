@@ -38,7 +38,8 @@ def test_train_and_eval_grade_as_the_settings_say(
     assert "grader.code_rule: expected 'solution', found 'joined'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("first", ["B", pytest.param("A", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["B", "A"])
 def test_a_stopped_training_goes_on_in_the_other_tier(
     first: str, out: Path, preset: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from probe.report.rollouts import ShownRollout, load_rollouts
 from probe.report.viewer import SHARE_UNIT
 from replay_pools.base.terminal import visible
 
+pytestmark = pytest.mark.slow
 SECTIONS = "[...document.querySelectorAll('section')].map(s => [s.id, s.getBoundingClientRect().height])"
 SHOWN = "Array.from(document.querySelectorAll('.rollout'))"
 STATUS = "document.querySelector('[role=status]').textContent"
