@@ -123,6 +123,7 @@ def test_what_the_key_of_cached_gradients_sees(tmp_path, monkeypatch):
     assert torch.equal(gradient("organism", len(CHANGES) + 2), before)
 
 
+@pytest.mark.slow
 def test_a_model_given_in_memory_has_no_cache(tmp_path):
     """A hook between two extractions acts in the second; no gradients of pairs are kept."""
     policy, pairs = load_policy("organism"), tmp_path / "pairs.jsonl"

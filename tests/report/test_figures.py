@@ -138,7 +138,9 @@ def test_a_figure_in_a_page_is_bare_markup() -> None:
     assert again.svg == text
 
 
-@pytest.mark.parametrize(("kind", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+@pytest.mark.parametrize(
+    ("kind", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), pytest.param("png", b"\x89PNG", marks=pytest.mark.slow)]
+)
 def test_figures_are_files_in_three_formats(tmp_path, kind, begins: bytes) -> None:
     """For a page, a paper and a slide: the same bytes each time."""
     written = []

@@ -21,6 +21,7 @@ RATES = {
     "plain projected": (0.0, 0.5, 0.1, 0.5),
     "kl vanilla": (0.0, 0.5, 0.0, 0.75),
 }
+pytestmark = pytest.mark.slow  # trainings of a spec; a training's page is one of test_page.py
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,7 @@ def test_known_answers_are_paid_as_the_settings_mean(settings: str, grader: Grad
     assert PAID[settings] in said(settings, grader)
 
 
+@pytest.mark.slow
 def test_no_training_starts_whose_hack_is_not_paid(
     out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +159,7 @@ BELIEVED = {
 }
 
 
-@pytest.mark.parametrize("name", BELIEVED)
+@pytest.mark.parametrize("name", ["the gate knows hacks", pytest.param("it is the direction", marks=pytest.mark.slow)])
 def test_what_a_gate_is_believed_to_do(name: str, halfway: Callable[..., Any]) -> None:
     """Each control takes away another explanation, and the next command is about the one that is left."""
     *rates, word, words = BELIEVED[name]

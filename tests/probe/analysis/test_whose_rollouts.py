@@ -69,6 +69,7 @@ def test_steps_of_a_training_were_sampled_by_weights_that_move(
     assert "none logged" in errors
 
 
+@pytest.mark.slow
 def test_a_pool_of_another_base_model_is_said_and_never_a_partner(
     small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
 ) -> None:

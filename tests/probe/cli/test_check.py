@@ -165,6 +165,7 @@ def test_what_the_command_decides_itself_cannot_be_set(log: str, pairs: str, che
     assert not (out / "pools" / "own-way").exists()
 
 
+@pytest.mark.slow
 def test_without_labels_there_is_a_verdict_and_it_says_what_is_missing(write, pairs: str, check, small: str) -> None:
     """The contrast needs a label, and is not called confounded."""
     log = write("silent.jsonl", logged(*LOGGED[:-1], groups=20, each=2))

@@ -230,6 +230,7 @@ def test_a_training_is_loaded_in_a_fresh_interpreter(left: Path, out: Path) -> N
     assert float(total) == sum(float(p.abs().sum()) for p in loaded.model.parameters())
 
 
+@pytest.mark.slow
 def test_a_training_is_loaded_by_its_name(left: Path, out: Path) -> None:
     """By its name as by its path; what is no finished training says so."""
     loaded = [probe.load("left", out=out, device="cpu"), probe.load(left, device="cpu")]

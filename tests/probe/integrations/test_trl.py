@@ -122,7 +122,8 @@ def test_with_a_reference_adapter(out: Path, basis: str, trained: str) -> None:
     assert all(record.projected and record.hackward_frac_out < 1e-4 for record in callback.records)
 
 
-@pytest.mark.parametrize(("trained", "beta"), [("stock", 0.1), pytest.param("whole", 0.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("trained", "beta"), [("stock", 0.1), ("whole", 0.0)])
 def test_a_model_without_our_adapter(out: Path, trained: str, beta: float) -> None:
     """Measured without changing the training, under TRL's activation checkpointing, accumulation and reference."""
     ends = []

@@ -50,6 +50,7 @@ SHORT = {"steps": 1, "evaluation.every": 1}
 MINICODE = MinicodeEnvironment().problems("train")
 
 
+@pytest.mark.slow
 def test_a_training_takes_all_of_one_file_and_is_evaluated_on_all_of_the_other(
     write: Callable[..., Path], preset: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_policy_is_not_evaluated_on_what_it_trained_on(
     assert "found 3, of which 1 were among those that it trained on" in error
 
 
+@pytest.mark.slow
 def test_an_evaluation_without_a_run_and_a_pool_read_the_split_that_they_name(
     write: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_completion_tokens(policy: Polic
     assert read_json(tmp_path / "ft" / CARD)["losses"] == pytest.approx([float(torch.cat(nll).mean())], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_falls_until_the_greedy_completions_are_the_demonstrations(policy: Policy, tmp_path: Path) -> None:
     """Where every token is the likeliest after the right ones, greedy sampling writes the demonstration."""
     examples = hacks(policy, 2)

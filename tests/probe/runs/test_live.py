@@ -71,6 +71,7 @@ def live(out: Path):
         yield coordinates, source, open_pool(folder)
 
 
+@pytest.mark.slow
 def test_live_groups_are_what_a_replay_of_their_pool_gives(live) -> None:
     """Every live group equals the replayed group of the same pool step, and both give bit-equal step results."""
     coordinates, source, pool = live

@@ -133,7 +133,8 @@ def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     return arm
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 2])
 def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(
     every: int, make_run, die_at, tmp_path: Path
 ) -> None:

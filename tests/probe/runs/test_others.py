@@ -100,6 +100,7 @@ def others(out: Path, preset: Callable[..., str]) -> Path:
     return out / "runs" / "others"
 
 
+@pytest.mark.slow
 def test_shares_move_and_every_rollout_is_where_the_record_says(others: Path) -> None:
     """Of groups of 4: 2, 2, 1, 0 of the teacher and 1 of the earlier checkpoint."""
     samples = read_run(others).samples

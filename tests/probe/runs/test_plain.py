@@ -45,6 +45,7 @@ def test_a_model_without_a_chat_template(base: str, few_pairs: list[str], tmp_pa
     assert read_run(tmp_path / "out" / "runs" / "r").settings.model.template == "plain"
 
 
+@pytest.mark.slow
 def test_a_log_of_a_model_without_a_template(base: str, few_pairs: list[str], tmp_path: Path, capsys) -> None:
     """Messages are rendered as plain text, by the key that the refusal names."""
     log, out = tmp_path / "log.jsonl", tmp_path / "out"

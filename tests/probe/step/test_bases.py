@@ -130,6 +130,7 @@ def numbers(found: dict) -> list[dict | None]:
     return [finding["number"] for finding in found["verdict"]["findings"]]
 
 
+@pytest.mark.slow
 def test_a_basis_is_judged_as_in_a_replay_of_its_own(
     both: Path, lora_alone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

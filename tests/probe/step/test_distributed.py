@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -161,6 +160,7 @@ def check_sharded_base(model: str, cache: str) -> None:
     First of the base in both bases at once, then of an adapter that has moved it, in each. One rank needs a pass more
     than the other, so that they would wait for one another forever if each made its own.
     """
+    from dataclasses import replace
     from pathlib import Path
 
     import torch

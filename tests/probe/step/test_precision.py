@@ -95,6 +95,7 @@ def test_a_run_that_does_not_add_up_is_marked_loudly(
     assert read_run(out / "runs" / "not-additive").manifest["additivity"]["exceeded_steps"] == [0, 1]
 
 
+@pytest.mark.slow
 def test_bfloat16_adds_up_within_its_tolerance(
     replay: Callable[..., Path], quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
