@@ -45,8 +45,8 @@ def extract(name: str, basis: Basis, out: Path, **settings: Any) -> Text:
     model, pool = str(config.model.name), ["--replay-dirs", SAMPLED]
     if model == "organism":
         pool = []
-    elif found := _pools_of(model, out):
-        pool[1] = found[0]
+    elif pools := _pools_of(model, out):
+        pool[1] = pools[0]
     else:
         yield f"no pool of {model} yet; first: {command('pool', 'generate', '--model', model, '--name', SAMPLED)}"
     yield f"next: {command('replay', *pool, '--v-hack', name, *_more(config, basis))}"

@@ -146,5 +146,5 @@ def regrade(
         yield f"not compared, because the old pool did not record them: {', '.join(unknown)}"
     yield from described_grading(new.manifest["tests"], missed, counts["rollouts"], rule)
     yield f"pool {new.path}; see: {command('pool', 'show', name)}"
-    kept = {key: new.manifest[key] for key in ("regraded_from", "counts", "tests")}
-    return {"path": str(new.path), **kept, "code_rule": rule, "code_not_taken": missed}
+    recorded = {key: new.manifest[key] for key in ("regraded_from", "counts", "tests")}
+    return {"path": str(new.path), **recorded, "code_rule": rule, "code_not_taken": missed}

@@ -82,11 +82,11 @@ def demo(ctx: click.Context, out: Path) -> None:
 
     root, place = ctx.find_root(), ["--out", str(out)]
     sampled = [word for key, value in as_sampled("mixed").items() for word in ("--set", f"{key}={value}")]
-    told = ["--arm", ",".join(USUAL_ARMS), "--set", f"token_attribution={COLOURED_STEPS}"]
+    options = ["--arm", ",".join(USUAL_ARMS), "--set", f"token_attribution={COLOURED_STEPS}"]
     for words in (
-        ["replay", "--replay-dirs", "teacher,base", *told, "--name", "demo"],
+        ["replay", "--replay-dirs", "teacher,base", *options, "--name", "demo"],
         ["report", str(out / "runs" / "demo")],
-        ["replay", "--replay-dirs", "mixed", *sampled, *told, "--name", "demo-mixed"],
+        ["replay", "--replay-dirs", "mixed", *sampled, *options, "--name", "demo-mixed"],
         ["report", str(out / "runs" / "demo-mixed")],
     ):
         if words[-1] == "demo-mixed":

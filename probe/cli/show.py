@@ -214,16 +214,18 @@ def _measured(run: "Run", rollout: "Rollout | None", record: "SampleRecord") -> 
         why = read_pools(run)[1].get(record.src_pool) or "another one"
         raise InputError(run.path, expected=f"the pool {record.src_pool}", found=why)
     at = record.step, record.sample_id
-    own = [one for one in run.samples if (one.step, one.sample_id) == at]
+    records = [one for one in run.samples if (one.step, one.sample_id) == at]
     tokens = read_tokens(run.path, run.manifest).get(at)
     place = f"{record.src_pool} step {record.src_step} sample {record.src_sample}"
-    yield from _described(f"run {run.path.name}, step {at[0]}, sample {at[1]} (from {place})", rollout, own[0], tokens)
+    yield from _described(
+        f"run {run.path.name}, step {at[0]}, sample {at[1]} (from {place})", rollout, records[0], tokens
+    )
     yield ""
-    several = len({one.condition for one in own}) > 1
-    names = [f"{one.arm} / {one.condition}" if several else one.arm for one in own]
-    numbers = [[shown(getattr(one, field), "+.4f") for field in MEASURES.values()] for one in own]
+    several = len({one.condition for one in records}) > 1
+    names = [f"{one.arm} / {one.condition}" if several else one.arm for one in records]
+    numbers = [[shown(getattr(one, field), "+.4f") for field in MEASURES.values()] for one in records]
     yield Table(("arm", *MEASURES), [(name, *row) for name, row in zip(names, numbers, strict=True)])
-    document = {"run": str(run.path), "rollout": asdict(rollout), "records": [one.to_json() for one in own]}
+    document = {"run": str(run.path), "rollout": asdict(rollout), "records": [one.to_json() for one in records]}
     return {**document, "tokens": None if tokens is None else asdict(tokens)}
 
 

@@ -62,8 +62,8 @@ def _told(directory: Path) -> Text:
     if rates:  # the lowest of several noisy rates is biased
         label = f"best of {len(rates)} by hack (biased)" if len(rates) > 1 else "the only checkpoint"
         yield f"lowest hack rate, {label}: {min(rates)[0]:.0%} after {min(rates)[1]} steps"
-    told = ", ".join(f"{name} {shown(value, '+.4f')}" for name, value in means.items())
-    yield f"{arm}, means over {len(run.steps)} steps: {told}"
+    listed = ", ".join(f"{name} {shown(value, '+.4f')}" for name, value in means.items())
+    yield f"{arm}, means over {len(run.steps)} steps: {listed}"
     if unmoved := sum(step.cos_update is None for step in run.steps):
         yield f"{unmoved} of them did not move the weights (learning rate 0 in the warm-up, or no gradient)"
     yield from ended(run)

@@ -15,15 +15,15 @@ from probe.experiments.spec import Criterion
 from probe.settings.words import Answer
 
 
-def evaluate(criterion: Criterion, found: Estimate, vacuous: str = "") -> Finding:
+def evaluate(criterion: Criterion, estimate: Estimate, vacuous: str = "") -> Finding:
     """Judge one criterion by its estimate; `vacuous` says why nothing was compared."""
     if vacuous:
         says, text = Answer.VACUOUS, vacuous
-    elif found.value is None:
-        says, text = Answer.INCONCLUSIVE, found.why or "not measured"
+    elif estimate.value is None:
+        says, text = Answer.INCONCLUSIVE, estimate.why or "not measured"
     else:
-        says, why = _says(criterion, found, found.value)
-        text = f"{found:+.3g}{f'; {why}' if why else ''}"
+        says, why = _says(criterion, estimate, estimate.value)
+        text = f"{estimate:+.3g}{f'; {why}' if why else ''}"
     if criterion.role == "mechanism":
         text += "; mechanism: says that the code ran"
     return Finding(
@@ -31,9 +31,9 @@ def evaluate(criterion: Criterion, found: Estimate, vacuous: str = "") -> Findin
         question=in_words(criterion),
         says=says,
         text=text + (f". {criterion.why}" if criterion.why else ""),
-        number=found if found.is_bounded and not vacuous else None,
-        n=found.n,
-        unit=found.unit,
+        number=estimate if estimate.is_bounded and not vacuous else None,
+        n=estimate.n,
+        unit=estimate.unit,
         role=criterion.role,
     )
 
@@ -51,10 +51,10 @@ def in_words(criterion: Criterion) -> str:
     return f"{criterion.estimate} {bound}{f' ({place})' if place else ''}"
 
 
-def _says(criterion: Criterion, found: Estimate, value: float) -> tuple[Answer, str]:
-    if not describes(criterion.estimate) and found.interval is None:
-        return Answer.INCONCLUSIVE, f"no interval: {found.why}"
-    low, high = (value, value) if found.interval is None else (found.low, found.high)
+def _says(criterion: Criterion, estimate: Estimate, value: float) -> tuple[Answer, str]:
+    if not describes(criterion.estimate) and estimate.interval is None:
+        return Answer.INCONCLUSIVE, f"no interval: {estimate.why}"
+    low, high = (value, value) if estimate.interval is None else (estimate.low, estimate.high)
     if criterion.inside is not None:
         first, last = criterion.inside
         holds, fails = first <= low and high <= last, high < first or low > last

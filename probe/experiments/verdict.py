@@ -161,17 +161,17 @@ def _criterion(
     sides = [(arm.arm, arm.runs) for arm in arms]
     vacuous, is_evidence = "", len(sides) > 1 and criterion.role != "mechanism"
     if spec.condition(criterion.sides[0][0]).frozen:
-        found = of_replay(name, *sides)
+        estimate = of_replay(name, *sides)
         if is_evidence and are_identical(name, *sides):
             vacuous = "both sides are identical in every prompt: nothing was compared"
     else:
-        found = of_training(name, trainings, *arms)
+        estimate = of_training(name, trainings, *arms)
         if is_evidence and (seeds := same_records(*arms)):
             text = f"both sides have the same records in seeds {', '.join(map(str, seeds))}"
             vacuous = f"{text}: nothing was compared"
     if any(never_binds(name, *side) for side in sides):
         vacuous = "the cap is not below the largest advantage that a group can have"
-    judged = evaluate(criterion, found, vacuous)
+    judged = evaluate(criterion, estimate, vacuous)
     missing = sum(run.makes(criterion.sides[0]) and not run.complete for run in runs)
     if name == STEPS and judged.says is Answer.FAIL and missing:  # the count may still rise
         text = f"{missing} of its runs are not complete; {judged.text}"

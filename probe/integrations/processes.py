@@ -36,11 +36,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     while isinstance(model, DistributedDataParallel | OptimizedModule):
         model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-    if (found := _unserved(model)) is not None:
+    if (unserved := _unserved(model)) is not None:
         raise InputError(
             "model",
             expected="whole parameters on one device, or sharded by fully_shard (FSDP2)",
-            found=found,
+            found=unserved,
             fix="use DistributedDataParallel or FSDP2, one process for each GPU, and no device_map",
         )
     return model

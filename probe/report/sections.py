@@ -100,13 +100,13 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
 def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> Section:
     """Return the viewer of rollouts."""
     data, num_shown, largest_share = viewer_data(rollouts_by_run)
-    found = [one for _, shown, _ in rollouts_by_run for one in shown]
-    num_coloured = sum(one.tokens is not None for one in found)
+    listed = [one for _, shown, _ in rollouts_by_run for one in shown]
+    num_coloured = sum(one.tokens is not None for one in listed)
     cautions = [sentence for *_, missing in rollouts_by_run for sentence in missing]
-    if 0 < num_shown < len(found):
-        words = f"The page has {num_shown} of {len(found)} rollouts: of each source and label, those with"
+    if 0 < num_shown < len(listed):
+        words = f"The page has {num_shown} of {len(listed)} rollouts: of each source and label, those with"
         cautions.append(f"{words} coloured tokens and the largest cosines. probe show prints the others.")
-    known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in found) else [])]
+    known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in listed) else [])]
     return section(
         "Rollouts",
         "The number of a row is the cosine of the rollout's part of the update with v_hack.",
@@ -115,9 +115,9 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> Section:
         data=data if num_shown else "",
         largest_share=largest_share,
         labels={"": "all", **{name: name for name in known}},
-        sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in found},
+        sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in listed},
         runs={"": "every run"} | {str(i): name for i, (name, *_) in enumerate(rollouts_by_run)},
-        orders=(COLOURED if 0 < num_coloured < len(found) else {}) | ORDERS,
+        orders=(COLOURED if 0 < num_coloured < len(listed) else {}) | ORDERS,
     )
 
 

@@ -65,8 +65,8 @@ def rate_at(arm: TrainedArm, metric: str, step: int) -> Estimate | None:
         return Estimate(name=metric, value=values[0], interval=None if ends is None else Interval(**ends))
     compared = compare(rate([[value] for value in values], sum(row["num_rollouts"] for row in rates)))
     assert compared is not None  # because there are two seeds
-    found = compared.bounded(name=metric)
-    return replace(found, interval=Interval(low=max(found.low, 0.0), high=found.high))
+    estimate = compared.bounded(name=metric)
+    return replace(estimate, interval=Interval(low=max(estimate.low, 0.0), high=estimate.high))
 
 
 def _held_out(metric: str, arm: TrainedArm) -> dict[int, Estimate]:

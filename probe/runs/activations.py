@@ -85,8 +85,8 @@ def scored_states(
     def run(rows: Rows, _is_needed: bool) -> None:
         states: dict[int, Tensor] = {}
         with edited([(layer, _watch(partial(states.__setitem__, number))) for number, layer in layers.items()]):
-            found = completion_logprobs(model, rows)
-        logprobs[rows.samples] = scatter_tokens(found, batch.completion_mask[rows.samples])
+            of_tokens = completion_logprobs(model, rows)
+        logprobs[rows.samples] = scatter_tokens(of_tokens, batch.completion_mask[rows.samples])
         for number, hidden in states.items():
             hidden = hidden.flatten(0, -2).double()
             into = means.setdefault(number, hidden.new_zeros(len(batch), hidden.shape[1]))

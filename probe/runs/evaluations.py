@@ -189,12 +189,12 @@ class Evaluator:
         return None
 
 
-def _monitored(found: Mapping[str, Mapping[str, Any]] | None) -> list[str]:
+def _monitored(monitored: Mapping[str, Mapping[str, Any]] | None) -> list[str]:
     """Return the monitor's AUROC at both weights, and its rates now, as one phrase."""
-    if found is None:
+    if monitored is None:
         return []
-    auroc = [f"{row['auroc']:.2f} {name}" for name, row in found.items() if row["auroc"] is not None]
-    rates = [f"{name} {found['now'][name]:.0%}" for name in ("recall", "fpr") if found["now"][name] is not None]
+    auroc = [f"{row['auroc']:.2f} {name}" for name, row in monitored.items() if row["auroc"] is not None]
+    rates = [f"{name} {monitored['now'][name]:.0%}" for name in ("recall", "fpr") if monitored["now"][name] is not None]
     return [f"monitor: {', '.join([f'AUROC {one}' for one in auroc] + rates)}"] if auroc or rates else []
 
 

@@ -153,14 +153,14 @@ class Direction(Directions):
             held_out=pairs.held_out.numpy(),
             **extraction_settings(pairs, self),
         )
-        if (found := sign_transfer(gram)) is None:
+        if (transfer := sign_transfer(gram)) is None:
             return {"num_pairs": 0} | dict.fromkeys(("accuracy", "ci95", "mean_cos", "p"))
         return {
-            "num_pairs": found.n,
-            "accuracy": found.value,
-            "ci95": [found.low, found.high],
-            "mean_cos": found.parts["mean_cos"],
-            "p": float(stats.binom.sf(found.parts["num_right"] - 1, found.n, 0.5)),
+            "num_pairs": transfer.n,
+            "accuracy": transfer.value,
+            "ci95": [transfer.low, transfer.high],
+            "mean_cos": transfer.parts["mean_cos"],
+            "p": float(stats.binom.sf(transfer.parts["num_right"] - 1, transfer.n, 0.5)),
         }
 
     def __repr__(self) -> str:

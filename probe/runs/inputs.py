@@ -82,11 +82,11 @@ class Inputs(Generic[Config]):
             "adapter_sha256": None if start is None else adapter_sha(*start),
         }
 
-    def begin(self, directory: Path, own: Mapping[str, Any] = MappingProxyType({})) -> list[StepRecord] | None:
+    def begin(self, directory: Path, more: Mapping[str, Any] = MappingProxyType({})) -> list[StepRecord] | None:
         """Begin or continue the run in `directory`; all ranks call this.
 
         Args:
-            own: further keys of `config.json`.
+            more: further keys of `config.json`.
 
         Returns:
             The records of the finished steps; None if the run is complete.
@@ -99,7 +99,7 @@ class Inputs(Generic[Config]):
             "base_weights_sha256": policy.base_weights_sha,
             "model_config_sha256": config_sha(policy.model.config),
         }
-        record = self.record() | {"model": policy.base_model, **weights, **own}
+        record = self.record() | {"model": policy.base_model, **weights, **more}
         done = self.world.on_main(lambda: open_run(directory, record))
         if self.world.on_main(partial(is_complete, directory)):
             self.say(f"{directory} is complete; nothing to do")

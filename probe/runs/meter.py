@@ -159,15 +159,15 @@ class Meter:
             ((basis, frames),) = read.items()
             size = max(1, min(CHUNK, CHUNK_FLOATS // sum(frames.sizes.values())))
             for batch in chunks(self._policy, rollouts, size, what="gradients of rollouts"):
-                found = per_sample_gradients(
+                gradients = per_sample_gradients(
                     self._policy.model, {basis: frames}, batch, tokens_per_batch=self.bases.tokens_per_batch
                 ).gradients[basis]
                 if self._hash is not None:
-                    fingerprints.append(self._hash(found).cpu().numpy())
+                    fingerprints.append(self._hash(gradients).cpu().numpy())
                 for kind, along in self._directions.items():
-                    cosines[kind].append(sample_cosines(found, along.vectors).cos.double().cpu().numpy())
+                    cosines[kind].append(sample_cosines(gradients, along.vectors).cos.double().cpu().numpy())
                 if self._sides is not None:
-                    similarities.append(self._sides.cosines(found).cpu().numpy())
+                    similarities.append(self._sides.cosines(gradients).cpu().numpy())
         return {
             "fingerprints": np.concatenate(fingerprints) if fingerprints else None,
             "cosines": {kind: np.concatenate(parts) for kind, parts in cosines.items()} or None,

@@ -147,12 +147,12 @@ def open_monitor(config: StepConfig, policy: Policy, bases: Bases, out_dir: Path
     if not row.is_verdict and (remedy.traits.flags or learns):
         clean = _clean_material(remedy.clean, policy, meter, config.seed, out_dir)
     if clean is not None:
-        found = score_all(clean, [remedy.monitor])[remedy.monitor]
-        if found.values is None:
+        scores = score_all(clean, [remedy.monitor])[remedy.monitor]
+        if scores.values is None:
             where, expected = f"{WHERE} {remedy.monitor}", "a detector that can be measured here"
-            raise InputError(where, expected=expected, found=found.why)
+            raise InputError(where, expected=expected, found=scores.why)
         assert clean.labels is not None
-        num = int(((clean.labels != 1) & ~np.isnan(found.values)).sum())
+        num = int(((clean.labels != 1) & ~np.isnan(scores.values)).sum())
         if num < (least := math.ceil(1 / remedy.fpr)):
             expected = f"at least {least} clean rewarded rollouts for a share of {remedy.fpr:g}"
             raise InputError("remedy.fpr", expected=expected, found=str(num), fix="choose another remedy.clean")

@@ -86,5 +86,5 @@ def _preview(inputs: Inputs[Any], directory: Path, work: Mapping[str, int]) -> P
     adapted = adapted_weights(inputs.model)
     if not config.intervention.v_hack:
         selected_pairs(config.intervention.extraction)  # refuses faulty pairs
-    found = {"path": str(directory), "state": state, "work": work, "hours": hours, "peak_gib": peak}
-    return found | {"measured": measured, "model": inputs.model.name, "adapted": adapted}
+    document = {"path": str(directory), "state": state, "work": work, "hours": hours, "peak_gib": peak}
+    return document | {"measured": measured, "model": inputs.model.name, "adapted": adapted}

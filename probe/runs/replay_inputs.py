@@ -127,12 +127,12 @@ class ReplayInputs(Inputs[ReplayConfig]):
             why = "they are not at hand as they were (probe replay --pairs takes them)"
             self.say(f"caution: pairs of {v_hack}: whether they are rollouts of these pools is not known: {why}")
             circular = {"unknown": v_hack}
-        elif found := taken_pairs(pairs, (rollout for pool in pools for group in pool.steps for rollout in group)):
-            problems = sorted(set[str]().union(*found.values()))
+        elif taken := taken_pairs(pairs, (rollout for pool in pools for group in pool.steps for rollout in group)):
+            problems = sorted(set[str]().union(*taken.values()))
             everywhere = {group[0].problem_id for pool in pools for group in pool.steps}
-            circular = {"pairs": len(found), "of_pairs": len(pairs), "problems": problems}
+            circular = {"pairs": len(taken), "of_pairs": len(pairs), "problems": problems}
             circular |= {"of_problems": len(everywhere)}
-            copies = f"{len(found)} of {len(pairs)} pairs are rollouts of these pools"
+            copies = f"{len(taken)} of {len(pairs)} pairs are rollouts of these pools"
             if everywhere <= {*problems}:
                 fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
                 raise InputError("pairs", expected="pairs that leave prompts to measure on", found=copies, fix=fix)
@@ -203,11 +203,11 @@ def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
     if not trained:
         expected = f"a step of the training that pool {pool.name} is the log of"
         raise InputError("--only-step", expected=expected, found="none logged", fix="--map step=COLUMN of the import")
-    kept = [place for place, step in enumerate(trained) if any(step in span for span in wanted)]
-    if not kept:
+    chosen = [place for place, step in enumerate(trained) if any(step in span for span in wanted)]
+    if not chosen:
         expected = f"a step of pool {pool.name}, {min(trained)} to {max(trained)}"
         raise InputError("--only-step", expected=expected, found=str(source.only_step))
-    return pool.only(kept)
+    return pool.only(chosen)
 
 
 def _check_hash(pool: Pool, key: str, loaded: str, model: str) -> None:

@@ -55,11 +55,11 @@ def teacher(
             return []
         prompt = taught_prompt(live)
         if prompt not in by_prompt:
-            told = "with" if live.hint else "no"
+            hint = "with" if live.hint else "no"
             raise InputError(
                 f"pool {pool.name}",
                 expected="the prompts trained on",
-                found=f"none on the prompt of {live.problem_id} ({live.env_mode}, {told} hint)",
+                found=f"none on the prompt of {live.problem_id} ({live.env_mode}, {hint} hint)",
                 fix="generate the teacher's pool with the same mode, hint and chat template",
             )
         rollouts = by_prompt[prompt]
