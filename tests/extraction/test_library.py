@@ -31,6 +31,7 @@ def adapted(tmp_path_factory):
     return policy, frames, builtin_pairs("run_tests")[:6]
 
 
+@pytest.mark.slow
 def test_pairs_take_as_few_passes_as_their_tokens(adapted):
     """ceil(tokens / budget) calls of the model for both completions of all pairs, and the same gradients each time."""
     policy, frames, pairs = adapted

@@ -139,7 +139,11 @@ def test_a_figure_in_a_page_is_bare_markup() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), pytest.param("png", b"\x89PNG", marks=pytest.mark.slow)]
+    ("kind", "begins"),
+    [
+        ("svg", b"<?xml"),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("pdf", b"%PDF"), ("png", b"\x89PNG"))),
+    ],
 )
 def test_figures_are_files_in_three_formats(tmp_path, kind, begins: bytes) -> None:
     """For a page, a paper and a slide: the same bytes each time."""

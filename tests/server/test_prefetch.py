@@ -118,6 +118,7 @@ def test_a_run_that_stops_while_batches_are_sampled_leaves_none(train: Callable[
     assert {group[0].step // 2 for group in pool.steps} == {*range(len(steps))}, "batches that nothing trained on"
 
 
+@pytest.mark.slow
 def test_the_next_batch_is_sampled_during_the_step(
     server: Any, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

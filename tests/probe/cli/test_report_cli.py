@@ -19,6 +19,7 @@ def measured(replay: Callable[..., Path], quick: list[str]) -> Path:
     return replay("reported", "--arm", "vanilla,projected", "--steps", "4", "--set", "token_attribution=1", *quick)
 
 
+@pytest.mark.slow
 def test_a_run(measured: Path, out: Path, probe) -> None:
     """One page with the module map, the pushing strings and the rollouts; every path that is printed exists."""
     found = json.loads(probe("report", measured, "--json")[0])

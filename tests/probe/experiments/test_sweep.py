@@ -160,6 +160,7 @@ def test_a_job_of_this_machine_leaves_the_bytes_of_a_run_by_hand(
     assert contents(one.directory) == contents(tmp_path / "runs" / "by-hand")
 
 
+@pytest.mark.slow
 def test_how_jobs_of_submitit_end(tiny: Callable[..., Spec], tmp_path: Path) -> None:
     """One is refused its input, one is killed: both failed, with a reason and a log."""
     (job, *_) = run_jobs(tiny(), tmp_path)

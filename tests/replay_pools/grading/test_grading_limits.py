@@ -206,7 +206,10 @@ def test_a_starved_solution_is_still_right(monkeypatch):
     assert grade.gt_correct
 
 
-@pytest.mark.parametrize("counted", ["0 0 0", "1000000 999000000000 7"], ids=["no waits", "all waits"])
+NO_WAITS, ALL_WAITS = "0 0 0", "1000000 999000000000 7"
+
+
+@pytest.mark.parametrize("counted", [pytest.param(NO_WAITS, marks=pytest.mark.slow), ALL_WAITS])
 def test_a_machine_that_is_too_busy_ends_the_command(grader, monkeypatch, counted):
     """In one line; the next grade on the same grader is right. A kernel that counts no waits is taken to be busy."""
     read = executor._proc_text
