@@ -54,7 +54,10 @@ def token_by_token(coordinates, ids, weights, direction):
 
 @pytest.fixture(
     scope="module",
-    params=["gpt2 svd-moved", "gpt2 lora-moved", pytest.param("qwen3 svd7-moved", marks=pytest.mark.slow)],
+    params=[
+        "gpt2 svd-moved",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("gpt2 lora-moved", "qwen3 svd7-moved")),
+    ],
 )
 def coordinates(request, make_coordinates):
     return make_coordinates(*request.param.split())

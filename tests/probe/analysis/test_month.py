@@ -172,6 +172,7 @@ def test_what_a_gate_is_believed_to_do(name: str, halfway: Callable[..., Any]) -
     assert words in told, told
 
 
+@pytest.mark.slow
 def test_sides_that_differ_in_several_things_are_named(
     halfway: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,6 +130,7 @@ def test_every_verdict_is_in_the_table() -> None:
     assert {outcome for _, _, outcome, *_ in WORLDS.values()} == {*OF_ARM}
 
 
+@pytest.mark.slow
 def test_a_bench_is_a_table(tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
     """More arms than are printed one by one: a line each, with both statements."""
     doses = {f"kl{i}": {**PENALTY, "objective.beta": i / 10} for i in (1, 2)}
@@ -256,6 +257,7 @@ def test_a_rival_that_was_not_trained_is_asked_for(
     assert "finish and evaluate runs of random (gradient), 3 seeds or more" in words
 
 
+@pytest.mark.slow
 def test_vanilla_may_have_more_seeds(tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
     """A condition with seeds of its own: planned, shown and judged by all of them."""
     plain = {"arms": ["vanilla"], "seeds": [0, 1, 2, 3, 4]}

@@ -117,6 +117,7 @@ def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
     assert min(abs(loaded[0] - loaded[1]), abs(loaded[1] - loaded[2])) > 1e-3, "a policy that did not move"
 
 
+@pytest.mark.slow
 def test_a_replay_measures_the_policy_with_its_adapter(
     out: Path, teacher_copy: Path, small: str, quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
