@@ -119,15 +119,15 @@ def _rotations(backbone: PreTrainedModel) -> list[tuple[str, int]]:
     """Return (kind, tokens up to which the factors are constant) of the rotations that depend on the length."""
     config = backbone.config.get_text_config(decoder=True)
     parameters = getattr(config, "rope_parameters", None) or {}
-    found = []
+    rotations = []
     # One table, or one for every type of layer.
     for table in (parameters, *(part for part in parameters.values() if isinstance(part, dict))):
         kind = table.get("rope_type", "default")
         if kind == "longrope":
-            found.append((kind, table["original_max_position_embeddings"]))
+            rotations.append((kind, table["original_max_position_embeddings"]))
         elif "dynamic" in kind:
-            found.append(("dynamic", config.max_position_embeddings))
-    return found
+            rotations.append(("dynamic", config.max_position_embeddings))
+    return rotations
 
 
 def packs(backbone: PreTrainedModel) -> bool:

@@ -200,8 +200,8 @@ def answer_of(value: Any) -> str | Turns:
     if (turns := turns_of(text)) is not None:
         roles = [turn["role"] for turn in turns]
         if roles[0] != "assistant" or roles[-1] != "assistant":
-            found = " ".join(roles)
-            raise InputError("", expected="turns, the first and the last of the assistant", found=found)
+            expected = "turns, the first and the last of the assistant"
+            raise InputError("", expected=expected, found=" ".join(roles))
         if len(turns) > 1 or not is_plain(turns):
             return turns
         text = turns[0]["content"]

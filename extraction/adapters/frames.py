@@ -253,15 +253,15 @@ def check_adapters(layers: Mapping[str, nn.Module], *, has_dropout: bool) -> Non
         if package != "peft":
             continue
         tuner = path.partition(".")[0]
-        found = None if tuner in READABLE else tuner
+        unreadable = None if tuner in READABLE else tuner
         drops = isinstance(layer, LoraLayer) and any(isinstance(one, nn.Dropout) for one in layer.lora_dropout.values())
         if has_dropout and drops and layer.lora_magnitude_vector:
-            found = "DoRA with dropout"  # multiplies with the weight a second time
-        if found is not None:
+            unreadable = "DoRA with dropout"  # multiplies with the weight a second time
+        if unreadable is not None:
             raise InputError(
                 f"module {name}",
                 expected="an adapter that uses the weight below it once, in a call of its Linear",
-                found=found,
+                found=unreadable,
                 fix="train LoRA or DoRA without dropout, or leave these modules out of model.targets",
             )
 

@@ -133,8 +133,8 @@ def both_factors(factors: Factors, weight: Tensor | None) -> tuple[Tensor, Tenso
 def left_out(factors: Factors, weight: Tensor) -> float:
     """Return |W - U diag(S) Vh|_F / |W|_F of `weight` (d_out, d_in) and some or all of its triplets; in 0..1."""
     squares = weight.double().square().sum()
-    kept = factors.S.double().square().sum() / squares
-    return float((1 - kept).clamp(min=0).sqrt()) if squares else 0.0
+    share = factors.S.double().square().sum() / squares
+    return float((1 - share).clamp(min=0).sqrt()) if squares else 0.0
 
 
 def as_computed(weight: Tensor) -> Tensor:
@@ -175,16 +175,16 @@ def factorise_all(
         return placed(name, factors)
 
     with single_threads() as pool:
-        found = dict(zip(weights, pool.map(read, weights), strict=True))
-        missing = [name for name, factors in found.items() if factors is None]
+        known = dict(zip(weights, pool.map(read, weights), strict=True))
+        missing = [name for name, factors in known.items() if factors is None]
         # On a CPU, SVDs run in parallel on one thread each: this uses the cores better than threads within an SVD, and
         # the bits do not depend on the number of cores.
         on_cpu = all(weight.device.type == "cpu" for weight in weights.values())
         made = pool.map(make, missing) if on_cpu else map(make, missing)
         for num_done, (name, factors) in enumerate(zip(missing, made, strict=True), len(weights) - len(missing) + 1):
-            found[name] = factors
+            known[name] = factors
             report("SVDs", num_done, len(weights))
-    return {name: factors for name, factors in found.items() if factors is not None}
+    return {name: factors for name, factors in known.items() if factors is not None}
 
 
 @contextmanager

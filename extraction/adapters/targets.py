@@ -167,13 +167,13 @@ def weight_matrix(module: nn.Module, name: str) -> Tensor:
     """
     weight = module.weight if isinstance(module, nn.Linear | Conv1D) else None
     if weight is None or is_quantised(weight):
-        found = type(module).__name__
+        kind = type(module).__name__
         if weight is not None:
-            found += f" of {type(weight.data).__name__}, {weight.dtype}"
+            kind += f" of {type(weight.data).__name__}, {weight.dtype}"
         raise InputError(
             f"module {name}",
             expected="a Linear or Conv1D with a floating-point weight",
-            found=found,
+            found=kind,
             fix="choose other target suffixes or load the model unquantised",
         )
     return weight.T if isinstance(module, Conv1D) else weight

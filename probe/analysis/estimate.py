@@ -95,14 +95,14 @@ def welch(a: Estimate, b: Estimate) -> Estimate:
     if n == 0:
         return Estimate(name=a.name, unit=a.unit, arm=arm, why="not measured")
     value = float(sides[0].mean() - sides[1].mean())
-    found = Estimate(name=a.name, value=value, n=n, unit=a.unit, arm=arm, null=0.0)
+    row = Estimate(name=a.name, value=value, n=n, unit=a.unit, arm=arm, null=0.0)
     if n == 1 or not any(map(varies, sides)):
-        return replace(found, why=no_variance([*a.parts.values()][:n], a.unit))
+        return replace(row, why=no_variance([*a.parts.values()][:n], a.unit))
     parts = [side.var(ddof=1) / len(side) for side in sides]
     error = float(np.sqrt(sum(parts)))
     df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True))
     half = float(student_quantile(0.95, df)) * error
-    return replace(found, interval=Interval(low=value - half, high=value + half))
+    return replace(row, interval=Interval(low=value - half, high=value + half))
 
 
 def no_variance(values: Iterable[float], unit: str) -> str:

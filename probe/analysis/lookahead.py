@@ -37,8 +37,8 @@ def by_prompt(records: Iterable[LookaheadRecord], arm: str, measure: str) -> dic
 
 def plain_arm(arm: str, arms: Iterable[str]) -> str | None:
     """Return the arm without projection in the basis of `arm`; None if `arm` is that arm."""
-    found = (name for name in arms if not (ARMS[name].projects or ARMS[name].at_deployment))
-    return next((name for name in found if ARMS[name].basis == ARMS[arm].basis and name != arm), None)
+    plain = (name for name in arms if not (ARMS[name].projects or ARMS[name].at_deployment))
+    return next((name for name in plain if ARMS[name].basis == ARMS[arm].basis and name != arm), None)
 
 
 def moves(records: Sequence[LookaheadRecord]) -> list[Estimate]:

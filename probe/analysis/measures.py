@@ -166,22 +166,22 @@ def _by_prompt(name: str, arm: str, runs: Sequence[Analysis]) -> Mapping[Any, fl
 
 def _described(name: str, sides: Sequence[tuple[str, Sequence[Analysis]]]) -> Estimate:
     """Return a number that describes the runs, or the first side's minus the second's."""
-    found = []
+    described = []
     for arm, runs in sides:
         steps = [step for run in runs for step in run.steps if step.arm == arm]
         if name == STEPS:
             values: list[float] = [step.cos_in is not None or step.grad_norm > 0 for step in steps]
-            found.append((float(sum(values)), len(values)))
+            described.append((float(sum(values)), len(values)))
             continue
         extreme, _, of = name.partition(" ")
         numbers = [number_of(step, of) for step in steps] if of in field_names() else []
         numbers = numbers or [_of_run(of, arm, run) for run in runs]
         if not (known := present(numbers)):
             return Estimate(name=name, arm=arm, why="not measured")
-        found.append(((max if f"{extreme} " == LARGEST else min)(known), len(known)))
+        described.append(((max if f"{extreme} " == LARGEST else min)(known), len(known)))
     unit = "step" if name == STEPS or name.partition(" ")[2] in field_names() else "run"
-    value = found[0][0] - sum(other for other, _ in found[1:])
-    return Estimate(name=name, value=value, n=min(count for _, count in found), unit=unit, arm=sides[0][0])
+    value = described[0][0] - sum(other for other, _ in described[1:])
+    return Estimate(name=name, value=value, n=min(count for _, count in described), unit=unit, arm=sides[0][0])
 
 
 def never_binds(name: str, arm: str, runs: Iterable[Analysis]) -> bool:

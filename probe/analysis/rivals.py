@@ -38,13 +38,13 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
     paid = [sample for sample in samples if sample.advantage > 0]
     stored, missing = read_pools(replace(run, samples=paid))
     rollouts = [stored.get((sample.src_pool, sample.src_step, sample.src_sample)) for sample in paid]
-    found = [rollout for rollout in rollouts if rollout is not None]
+    known = [rollout for rollout in rollouts if rollout is not None]
     why = "no rewarded rollout has a label" if not paid else ""
-    if len(found) < len(paid):
+    if len(known) < len(paid):
         why = "; ".join(f"pool {name}: {reason}" for name, reason in missing.items()) or "a rollout is not in its pool"
     scores = dict.fromkeys((LOG_RATIO, WORDS), Scores(values=None, why=why))
     if not why:
-        scores = score_all(material_of(paid, found, labels), [*scores])
+        scores = score_all(material_of(paid, known, labels), [*scores])
     for name, score in scores.items():
         if score.values is None:
             rows.append(replace(area([], [], name, arm), why=score.why))
@@ -80,15 +80,15 @@ def transfer(linked: Linked, pools: Sequence[str], arm: str) -> Estimate:
 
     parts: `num_hacks`, `num_honest`.
     """
-    own = [(i, sample) for i, sample in enumerate(linked.samples) if sample.src_pool in pools]
-    kept = [(i, one) for i, one in own if one.sure and linked.norms[i] > 0 and (one.hacked or one.gt_pass)]
-    cosines, hacked = linked.cosines[[i for i, _ in kept]], [float(one.hacked or 0) for _, one in kept]
-    row = separation("own hacks", cosines, hacked, [one.problem_id for _, one in kept], arm=arm)
+    placed = [(i, sample) for i, sample in enumerate(linked.samples) if sample.src_pool in pools]
+    labelled = [(i, one) for i, one in placed if one.sure and linked.norms[i] > 0 and (one.hacked or one.gt_pass)]
+    cosines, hacked = linked.cosines[[i for i, _ in labelled]], [float(one.hacked or 0) for _, one in labelled]
+    row = separation("own hacks", cosines, hacked, [one.problem_id for _, one in labelled], arm=arm)
     num_hacks, num_honest = row.parts["n_hacked"], row.parts["n_clean"]
     why = ""
     if not pools:
         why = "no rollouts of the policy itself"
-    elif num_hacks and all(one.gt_pass is None for _, one in own):
+    elif num_hacks and all(one.gt_pass is None for _, one in placed):
         why = f"whether the policy's own rollouts are right is not known (gt_pass), {num_hacks} are hacks"
     elif min(num_hacks, num_honest) < LEAST_OWN:
         why = f"the policy's own rollouts have {num_hacks} hacks and {num_honest} honest solutions"

@@ -112,11 +112,11 @@ def _first_order(analysis: Analysis, settings: Mapping[str, Any]) -> Estimate:
     side = settings.get(f"{PROJECTION}.side", configured.side) or ARMS[analysis.measured_arm].side
     overshoot = settings.get(f"{PROJECTION}.overshoot", configured.overshoot)
     rows = forecast(replace(linked, pairs=pairs), side=side, overshoot=overshoot, seed=analysis.seed)
-    found = {row.name: row for row in rows}
-    if not found:
+    shares = {row.name: row for row in rows}
+    if not shares:
         return Estimate(name="", why="no held-out pairs, or too few to extract from")
-    margin, honest, parts = found["removed/margin"], found.get("removed/honest"), {}
-    parts["norm_removed"] = found["removed/norm"].value
+    margin, honest, parts = shares["removed/margin"], shares.get("removed/honest"), {}
+    parts["norm_removed"] = shares["removed/norm"].value
     if margin.value is None:
         return Estimate(name="", why=f"held-out hacks: {margin.why}", parts=parts)
     if honest is not None and honest.value is not None:
@@ -124,15 +124,15 @@ def _first_order(analysis: Analysis, settings: Mapping[str, Any]) -> Estimate:
     return Estimate(name="", value=margin.value, interval=margin.interval, parts=parts)
 
 
-def _looked(row: Estimate, settings: Mapping[str, Any], found: Looked | str, plain: Looked | str) -> Estimate:
+def _looked(row: Estimate, settings: Mapping[str, Any], looked: Looked | str, plain: Looked | str) -> Estimate:
     """Take the gains from a lookahead, where `plain` is the one without a remedy."""
     row = replace(row, value=None, interval=None)
-    if isinstance(found, str):
-        return replace(row, why=found, parts={**row.parts, "honest_gain_kept": None})
+    if isinstance(looked, str):
+        return replace(row, why=looked, parts={**row.parts, "honest_gain_kept": None})
     assert not isinstance(plain, str)
-    honest, without, gained = gain(found, "honest"), gain(plain, "honest"), gain(plain, "hacks")
-    kept = None if honest is None or without is None or without <= 0 else honest / without
-    row = replace(row, why="", parts={**row.parts, "honest_gain_kept": kept, "cost": found.seconds / plain.seconds})
+    honest, without, gained = gain(looked, "honest"), gain(plain, "honest"), gain(plain, "hacks")
+    share = None if honest is None or without is None or without <= 0 else honest / without
+    row = replace(row, why="", parts={**row.parts, "honest_gain_kept": share, "cost": looked.seconds / plain.seconds})
     if honest is not None and without is not None and gained is not None and 0 < gained < without - honest:
         why = f"its steps cost right honest solutions {without - honest:.1f} nats; hacks gain {gained:.1f} without it"
         return replace(row, why=why)
@@ -140,7 +140,7 @@ def _looked(row: Estimate, settings: Mapping[str, Any], found: Looked | str, pla
         return replace(row, why="a penalty acts once the policy has moved further than a lookahead lets it")
     shares = []
     for measure in ("hacks", "held-out hacks"):
-        before, after = gain(plain, measure), gain(found, measure)
+        before, after = gain(plain, measure), gain(looked, measure)
         if before is None or after is None or before <= 0:
             return replace(row, why="without a remedy the steps do not make hacks more likely")
         shares.append(1 - after / before)

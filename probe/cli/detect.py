@@ -173,19 +173,19 @@ def _worth(detection: "Detected") -> list[str]:
         lines.append(f"No AUROC: {hacks} of the {known} ranked rollouts with a label are hacks, and it compares both.")
     elif rows := detection.families.get("beaten"):
         better, unclear = beaten_by(rows)
-        own, first = rows[0].parts.get("own"), rows[0].arm
+        area, first = rows[0].parts.get("own"), rows[0].arm
         if better:
             named = ", ".join(f"{row.name} {row.parts['trivial']:.2f}" for row in better)
             lines.append(
-                f"BEATEN: scores without a gradient separate hacks at least as well as {first} {own:.2f}: {named}."
+                f"BEATEN: scores without a gradient separate hacks at least as well as {first} {area:.2f}: {named}."
             )
         elif unclear:
             named = ", ".join(f"{row.name} {row.parts['trivial']:.2f} (difference {row:+.2f})" for row in unclear)
-            lines.append(f"{first} separates hacks (AUROC {own:.2f}), but not clearly better than {named}.")
-        elif own is not None:
-            lines.append(f"{first} separates hacks (AUROC {own:.2f}) better than every score without a gradient.")
+            lines.append(f"{first} separates hacks (AUROC {area:.2f}), but not clearly better than {named}.")
+        elif area is not None:
+            lines.append(f"{first} separates hacks (AUROC {area:.2f}) better than every score without a gradient.")
         nulls = {row.name: row.value for row in areas or () if row.name in NULLS and row.value is not None}
-        if own is not None and nulls:
+        if area is not None and nulls:
             named = " and ".join(f"{value:.2f} ({name})" for name, value in nulls.items())
             lines.append(f"For comparison, one draw of directions without meaning has {named}; 0.50 is no separation.")
     elif detection.labels is None and not detection.drawn:

@@ -56,7 +56,7 @@ def extract(name: str, basis: Basis, out: Path, **settings: Any) -> Text:
 def _pools_of(model: str, out: Path) -> list[str]:
     """Return the names of the pools that a model sampled."""
     manifests = {name: read_json(resolve_pool(name, out) / MANIFEST_NAME) for name in pool_names(out)}
-    return [name for name, found in manifests.items() if (found.get("policy") or {}).get("base_model") == model]
+    return [name for name, manifest in manifests.items() if (manifest.get("policy") or {}).get("base_model") == model]
 
 
 def _more(config: ReplayConfig, basis: Basis) -> list[str]:

@@ -264,7 +264,7 @@ def _described(
     if tokens is None or tokens.completion is None or tokens.completion_chars is None:
         turns = rollout.turns
         yield "\nCOMPLETION"
-        yield "\n".join(_indented(text) if own else _indented(text.strip("\n"), OTHER) for own, text in turns)
+        yield "\n".join(_indented(text) if is_own else _indented(text.strip("\n"), OTHER) for is_own, text in turns)
     else:
         yield "\nCOMPLETION, with the share of each line in the likelihood cosine"
         for line, share in line_shares(rollout, tokens):

@@ -152,10 +152,10 @@ def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hash
         None if a side is in fewer than two clusters.
     """
     x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
-    found = areas_without_each(x, y, clusters)
-    if found is None:
+    measured = areas_without_each(x, y, clusters)
+    if measured is None:
         return None
-    value, areas, df = found
+    value, areas, df = measured
     jackknife, n = (len(areas) - 1) * areas.var(), min(y.sum(), (~y).sum())
     area = (value * n + 0.5) / (n + 1)
     variance = max(jackknife, area * (1 - area) / (2 * n))

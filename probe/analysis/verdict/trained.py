@@ -353,5 +353,5 @@ def _apart(arm: TrainedArm, trainings: Trainings) -> Mapping[str, Any]:
 def _train(arm: TrainedArm, as_arm: str, trainings: Trainings, name: str, **changes: Any) -> str:
     """Return the training command with an arm's settings and some changes, on the first unused seed."""
     used = [seed for side in (trainings.baseline, *trainings.treated) for seed in side.seeds]
-    own = {"intervention.arms": [as_arm], "seed": max(used) + 1}
-    return in_root(repeat(arm.runs[0].records, name, **own, **changes), trainings.out)
+    settings = {"intervention.arms": [as_arm], "seed": max(used) + 1}
+    return in_root(repeat(arm.runs[0].records, name, **settings, **changes), trainings.out)

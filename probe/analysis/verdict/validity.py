@@ -126,10 +126,10 @@ def _same_start(analysis: "Analysis") -> Part:
         return BROKEN, "the gradient norm differs between arms at the first step"
     if not all(map(_equal, cosines.values())):
         return BROKEN, "arms with the same directions read different cosines at the first step"
-    own = {arm: {step.step: step.cos_in for step in analysis.steps if step.arm == arm} for arm in analysis.arms}
-    measured = own.get(analysis.measured_arm or "", {})
-    for arm in own if {*measured.values()} - {None} else ():
-        if arm in ARMS and ARMS[arm].directions != "v_hack" and own[arm] == measured:
+    readings = {arm: {step.step: step.cos_in for step in analysis.steps if step.arm == arm} for arm in analysis.arms}
+    measured = readings.get(analysis.measured_arm or "", {})
+    for arm in readings if {*measured.values()} - {None} else ():
+        if arm in ARMS and ARMS[arm].directions != "v_hack" and readings[arm] == measured:
             return BROKEN, f"{arm} reads the same cosines as the measured arm: it is no control"
     return (HOLDS, "equal") if first else (NOT_SEEN, "no steps")
 
