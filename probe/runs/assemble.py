@@ -133,7 +133,8 @@ def _grams(
     bases: list[Basis] = list(dict.fromkeys(measure.arm.basis for measure in start))
     grams: dict[Basis, GramRecorder] = {}
     for basis in bases:
-        # Loss variants of one pass share the normaliser and so the directions; take the first.
+        # Along the directions of the first loss variant. One with another normaliser has others: these products do not
+        # reproduce its cosines, and its analysis says so (`Analysis.reproduced`).
         library, controls = directions.library(basis, next(iter(config.objectives().values()))), {}
         for measure in start:
             if measure.arm.basis == basis and measure.arm.directions != "v_hack":
