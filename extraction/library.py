@@ -24,22 +24,22 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from extraction.adapters.frames import Frames, check_fingerprint, comparable
 from extraction.adapters.svd import checksum
 from extraction.batch import Batch, make_batch
-from extraction.controls import flipped_differences, haar_directions, permuted_differences
 from extraction.directions import (
     Directions,
     PairGradients,
     extract_directions,
+    flipped_differences,
+    haar_directions,
     load_directions,
     load_pair_gradients,
+    permuted_differences,
     save_pair_gradients,
     unit_scale,
 )
-from extraction.files import resolve_directions
 from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
-from extraction.pairs import Pair, Turns, pairs_sha, text_of
-from extraction.selection import load_pairs, selected_pairs
-from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser, Sides
+from extraction.pairs import Pair, Turns, load_pairs, pairs_sha, selected_pairs, text_of
+from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser, Sides, resolve_directions
 from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import file_sha256, sha256
 from replay_pools.policy.chat import Chat

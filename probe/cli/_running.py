@@ -20,7 +20,7 @@ track_option = one_of("--track", TRACKERS, TRACK, multiple=True)  # `track: tupl
 
 def check_names(pools: Sequence[str], pairs: str, out: Path) -> None:
     """Refuse pools and built-in pairs that do not exist before torch is imported, which takes seconds."""
-    from extraction.selection import is_builtin, load_pairs
+    from extraction.pairs import is_builtin, load_pairs
     from replay_pools.pool import resolve_pool
 
     checks = [partial(resolve_pool, name, out) for name in pools]

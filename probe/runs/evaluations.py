@@ -39,7 +39,7 @@ from extraction.pairs import Pair
 from extraction.passes import score
 from probe.analysis.horizon import start_cautions
 from probe.analysis.training_runs import evaluation_path
-from probe.objective.kl import kl_terms
+from probe.objective.terms import kl_terms
 from probe.records.records import StepRecord, nullable
 from probe.records.run import EVALS_FILE, EVALUATIONS_DIR, STEPS_FILE, read_evals, read_records
 from probe.runs.assemble import configured_policy

@@ -28,11 +28,10 @@ from extraction.directions import (
     save_directions,
     save_pair_gradients,
 )
-from extraction.files import resolve_directions
 from extraction.library import DirectionLibrary, check_pairs, pairs_path
 from extraction.pair_files import store_rows
-from extraction.selection import selected_pairs
-from extraction.words import Basis, kind_of
+from extraction.pairs import selected_pairs
+from extraction.words import Basis, kind_of, resolve_directions
 from probe.analysis.statistics.geometry import PairGram
 from probe.analysis.statistics.nulls import sign_transfer
 from probe.records.run import DEFAULT_OUT

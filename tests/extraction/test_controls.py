@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from extraction.controls import (
+from extraction.directions import (
+    Directions,
+    PairGradients,
     flipped_differences,
     haar_directions,
     permuted_differences,
 )
-from extraction.directions import Directions, PairGradients
 
 
 def like(shapes: dict[str, tuple[int, int]]) -> Directions:

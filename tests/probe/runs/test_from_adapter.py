@@ -9,7 +9,7 @@ import torch
 from adapted import configured, token_logprobs
 from safetensors.torch import load_file, save_file
 
-from extraction.selection import selected_pairs
+from extraction.pairs import selected_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
