@@ -72,12 +72,3 @@ def evaluation_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
 def _cell(rate: Mapping[str, Any]) -> str:
     interval = rate["interval"]
     return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
-
-
-def truncation_line(basis: str, truncation: dict[str, Any]) -> str:
-    """Describe `Frames.truncation` in a sentence."""
-    left_out = truncation["left_out"]
-    return (
-        f"the rank of {basis} leaves out {left_out['median']:.0%} of |W| (median of {truncation['modules']} modules), "
-        f"at most {left_out['max']:.0%}"
-    )

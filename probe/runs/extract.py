@@ -75,7 +75,6 @@ class Direction(Directions):
 
     pairs: PairGradients | None = None  # gradients it was extracted from; None if their file is missing
     adapted: Mapping[str, Any] | None = None  # fields of `Adapted` for the model
-    truncation: dict[str, Any] | None = None  # `Frames.truncation` of the basis
 
     @classmethod
     def of(cls, found: Directions, **origin: Any) -> Self:
@@ -252,4 +251,4 @@ def extracted(
     frames = configured_frames(policy, basis, model, out / "cache")
     library = DirectionLibrary(policy, frames, extraction, normaliser(config.objective), cache_dir=cache_dir, say=say)
     adapted = frames.adapted and asdict(frames.adapted)
-    return Direction.of(library.v_hack, pairs=library.pair_gradients, adapted=adapted, truncation=frames.truncation)
+    return Direction.of(library.v_hack, pairs=library.pair_gradients, adapted=adapted)

@@ -243,7 +243,6 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "adapted": next(iter(frames.values())).adapted,
         "num_coordinates": {basis: sum(read.sizes.values()) for basis, read in frames.items()},
         "additivity": summarise_additivity(errors, dtype),
-        "truncation": {basis: read.truncation for basis, read in frames.items()},
         "files": file_hashes(directory),
     }
     # A process killed in a write leaves temporary files.

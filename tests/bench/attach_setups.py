@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import probe
@@ -45,7 +44,6 @@ from probe.integrations import processes
 from probe.integrations.gradient_probe import GradientProbe
 from probe.step.projection import sample_cosines
 from replay_pools.base.errors import InputError
-from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from haar import random_directions  # noqa: E402
@@ -67,12 +65,9 @@ class Row:
     run: Callable[[int], float]
     dtype: torch.dtype = torch.float64
     refused: bool = False  # what should come of it; otherwise exact
-    needs: str | None = None  # a package
 
     def result(self, rank: int) -> str:
         """The last cell of the table."""
-        if self.needs is not None and find_spec(self.needs) is None:
-            return f"not run here: {self.needs} is not installed"
         try:
             error = self.run(rank)
         except InputError as refusal:
@@ -433,61 +428,6 @@ def architecture_error(name: str) -> float:
     return error_of(model, step=one_step, directions=directions, expected=expected)
 
 
-class Int8(nn.Linear):
-    """A stand-in for a quantised layer: whole numbers, and a scale a row."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__(layer.in_features, layer.out_features, bias=False)
-        self.scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
-        self.weight = nn.Parameter((layer.weight / self.scale).round().to(torch.int8), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply with the numbers that the weight stands for."""
-        return linear(x, self.weight.to(x.dtype) * self.scale)
-
-
-def by_stand_in(targets: list[str]) -> nn.Module:
-    """The organism with rounded weights."""
-    model = load_policy("organism").model
-    for module in targets:
-        model.set_submodule(module, Int8(model.get_submodule(module)))
-    return model
-
-
-def by_bitsandbytes(**options: Any) -> nn.Module:
-    """The organism in few bits."""
-    config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **options)
-    return AutoModelForCausalLM.from_pretrained(
-        ORGANISM_WEIGHTS, quantization_config=config, device_map={"": "cpu"}, dtype=torch.float32
-    )
-
-
-def quantised_error(make: Callable[[list[str]], nn.Module]) -> float:
-    """LoRA on a quantised organism: against the sum of dL/dy x^T that each layer is seen to have."""
-    frames = svd_frames(load_policy("organism").model, model_id="organism", cache_dir=None)
-    directions = random_directions(frames)
-    model = make([*directions.vectors])
-    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
-    weights = {}
-
-    def see(module: str, x: Tensor, y: Tensor) -> None:
-        def add(gradient: Tensor) -> None:
-            weights[module] = gradient.flatten(0, -2).double().T @ x.detach().flatten(0, -2).double()
-
-        y.register_hook(add)
-
-    for module in directions.vectors:
-        layer = model.get_base_model().get_submodule(module)
-        layer.register_forward_hook(lambda _, inputs, y, module=module: see(module, inputs[0], y))
-    loss_of(model).backward()
-    model.zero_grad()
-    gradients = {}
-    for module in directions.vectors:
-        U, Vh = factors_of(frames, module)
-        gradients[module] = torch.diagonal(U.T @ weights[module] @ Vh.T)
-    return error_of(model, step=one_step, directions=directions, expected=summary(gradients, directions))
-
-
 def away(config: Any = LoraConfig, *, std: float = 0.1, train: bool = False, **options: Any) -> nn.Module:
     """A model with an adapter of peft on every Linear (IA3: where it is made for), as far as if trained."""
     targets = {} if config is IA3Config else {"target_modules": [*PROJECTIONS]}
@@ -837,24 +777,7 @@ OFTEN += ("away from the start", "Falcon", "torch.func.grad", "create_graph=True
 OFTEN += tuple(name for name, *_ in CHANGED[:9])
 RARE = {"OFT", "BOFT", "AdaLoRA", "LoHa", "LoKr", "VeRA", "MiSS", "OLoRA", "all weights"}
 EDGES = [row for row in SINGLE if row.engine in {f"loop, {name}" for name in OFTEN} and row.trained not in RARE]
-BNB = "bitsandbytes"
-SINGLE += [
-    Row("loop, int8 base (a stand-in)", "LoRA", lambda _: quantised_error(by_stand_in)),
-    Row(
-        "loop, nf4 base",
-        "LoRA",
-        lambda _: quantised_error(lambda _: by_bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4")),
-        needs=BNB,
-    ),
-    Row(
-        "loop, int8 base",
-        "LoRA",
-        lambda _: quantised_error(lambda _: by_bitsandbytes(load_in_8bit=True)),
-        BF16,
-        needs=BNB,
-    ),
-    *(Row(f"loop, {name}", "LoRA", lambda _, name=name: architecture_error(name)) for name in ARCHITECTURES),
-]
+SINGLE += [Row(f"loop, {name}", "LoRA", lambda _, name=name: architecture_error(name)) for name in ARCHITECTURES]
 DOUBLE = [
     Row("DDP, no_sync and a skipped step", "LoRA of all Linears", lambda rank: waiting(parallel(of_all()), rank)),
     Row("DDP, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), parallel, rank)),
@@ -890,6 +813,7 @@ VARIANTS = [  # of rows above
 
 NOT_RUN = (
     "any GPU ([timed](processes.md#what-has-been-run), not compared), nccl, Mamba and attention kernels",
+    "quantised bases (refused by name)",
     "FSDP2 with CPU offload",
     "FSDP1 (refused by name)",
     "DeepSpeed ZeRO-1, 2, 3 (refused by name)",
@@ -923,7 +847,7 @@ def run_rows(rows: list[Row], rank: int, only: str) -> None:
             continue
         torch.manual_seed(0)
         result = row.result(rank)
-        as_expected = ("not run", "refused" if row.refused else "exact")
+        as_expected = "refused" if row.refused else "exact"
         if rank == 0:
             mark = "" if result.startswith(as_expected) else " UNEXPECTED"
             print(f"| {row.engine} | {row.trained} | {result} |{mark}", flush=True)
