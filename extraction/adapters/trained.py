@@ -147,10 +147,6 @@ class Trained:
         for parameter, part in self._parts(gradients):
             parameter.grad = part.detach().to(parameter, copy=True)
 
-    def save(self, directory: Path) -> None:
-        """Save the adapter as a peft directory."""
-        save_adapter(self.model, directory)
-
     def remove(self) -> None:
         """Take the adapter off the model."""
         self.model.unload()  # pyright: ignore[reportCallIssue]
@@ -238,7 +234,7 @@ def save_as_lora(trained: Trained, directory: Path) -> None:
             tensors[f"base_model.model.{module}.lora_{name}.weight"] = factor.to(layer.weight.dtype).cpu().contiguous()
     config = _lora_config({name: base_layer(layer) for name, layer in trained.layers.items()}, rank)
     config.inference_mode = True
-    config.target_modules = sorted(trained.layers)  # as in `Trained.save`
+    config.target_modules = sorted(trained.layers)  # as in `save_adapter`
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})  # as peft

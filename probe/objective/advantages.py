@@ -20,7 +20,6 @@ advantage to `advantage_bound`.
 
 import math
 from collections.abc import Callable
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -181,24 +180,20 @@ def advantage_diagnostics(
     }
 
 
-class RewardStats(TypedDict):
-    """Reward statistics of a step, under their wire names: means over its groups."""
+def reward_stats(rewards: Tensor) -> dict[str, float]:
+    """Return mean, deviation (ddof = 1) and spread within a group, means over the groups, under their wire names.
 
-    reward_mean: float
-    reward_std: float  # within a group, ddof = 1
-    reward_spread: float  # largest minus smallest within a group
-
-
-def reward_stats(rewards: Tensor) -> RewardStats:
-    """Compute the statistics of one group (G,) or a step's groups (P, G); at least one reward must be known."""
+    Args:
+        rewards: of one group (G,) or a step's groups (P, G), nan if unknown; at least one is known.
+    """
     groups = rewards.reshape(-1, rewards.shape[-1])
     # Groups without a known reward do not count.
     known = [group[~group.isnan()] for group in groups if not bool(group.isnan().all())]
-    return RewardStats(
-        reward_mean=float(rewards[~rewards.isnan()].mean()),
-        reward_std=sum(map(group_std, known)) / len(known),
-        reward_spread=sum(float(group.max() - group.min()) for group in known) / len(known),
-    )
+    return {
+        "reward_mean": float(rewards[~rewards.isnan()].mean()),
+        "reward_std": sum(map(group_std, known)) / len(known),
+        "reward_spread": sum(float(group.max() - group.min()) for group in known) / len(known),
+    }
 
 
 def _parts(rewards: Tensor, strata: Tensor | None) -> list[Tensor]:

@@ -264,14 +264,6 @@ def fused() -> Any:
     return model
 
 
-class Subclass(torch.optim.AdamW):
-    """An optimizer whose step calls that of its base class, which has hooks too."""
-
-    def step(self, closure=None):
-        """As torch's."""
-        return super().step(closure)
-
-
 def mine(rank: int) -> slice:
     """The rows of a process."""
     return slice(2 * rank, 2 * rank + 2)
@@ -691,7 +683,6 @@ SINGLE = [
     Row("loop, float16 autocast, GradScaler", "LoRA of all Linears", lambda _: scaled_error(), FP16),
     Row("loop, torch.compile", "LoRA of q and v", lambda _: error_of(torch.compile(adapted()), step=one_step)),
     Row("loop, fused AdamW", "all weights", lambda _: error_of(all_trained(), step=one_step, make=fused_adamw)),
-    Row("loop, optimizer with super().step()", "LoRA of q and v", lambda _: subclass_error()),
     Row(
         "loop, kernel round a module",
         "LoRA of all Linears",
@@ -824,12 +815,6 @@ NOT_RUN = (
 def fused_adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
     """AdamW in one kernel."""
     return torch.optim.AdamW(parameters, lr=lr, fused=True)
-
-
-def subclass_error() -> float:
-    """With hooks on the base class, which torch sets when it first makes one."""
-    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
-    return error_of(adapted(), step=one_step, make=Subclass)
 
 
 def scaled_error() -> float:

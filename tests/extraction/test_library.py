@@ -36,24 +36,6 @@ def measured(policy, frames, pairs, **settings):
     return DirectionLibrary(policy, frames, ExtractionSettings(**settings), cache_dir=None).measured(pairs, "here")
 
 
-@pytest.mark.slow
-def test_pairs_take_as_few_passes_as_their_tokens(adapted):
-    """ceil(tokens / budget) calls of the model for both completions of all pairs, and the same gradients each time."""
-    policy, frames, pairs = adapted
-    total, calls = int(pair_batch(policy, pairs).lengths.sum()), []
-    expected = measured(policy, frames, pairs)
-    handle = policy.model.base_model.register_forward_hook(lambda *_: calls.append(1))
-    for passes in (1, 3):
-        calls.clear()
-        budget = int(1.1 * total / passes)
-        found = measured(policy, frames, pairs, tokens_per_batch=budget)
-        assert len(calls) == passes, f"{len(calls)} passes for {total} tokens, {budget} at a time"
-        for side in ("hack", "clean"):
-            for module, gradient in getattr(expected, side).items():
-                torch.testing.assert_close(getattr(found, side)[module], gradient, rtol=1e-3, atol=1e-6)
-    handle.remove()
-
-
 def test_a_conversation_has_loss_where_the_policy_wrote(adapted):
     """Rendered messages and the ids of a stored rollout make the same sample."""
     policy, _, pairs = adapted

@@ -26,16 +26,6 @@ def test_weights_by_hand(loss_type, expected):
     assert weights.tolist() == pytest.approx(expected)
 
 
-def test_grpo_is_the_seeds_loss():
-    """-adv_i (logp_i mask_i).sum() / mask_i.sum() / G, written out per sample."""
-    torch.manual_seed(0)
-    logps, advantage = torch.randn(3, 5), torch.randn(3)
-    mask = (torch.arange(5) < LENGTHS[:, None]).float()
-    slow = torch.stack([-advantage[i] * (logps[i] * mask[i]).sum() / mask[i].sum() / 3 for i in range(3)])
-    fast = -advantage * loss_weights(LENGTHS, Normaliser()) * (logps * mask).sum(1)
-    torch.testing.assert_close(fast, slow)
-
-
 @pytest.mark.parametrize("loss_type", get_args(LossType))
 def test_an_empty_completion_weighs_nothing(loss_type):
     weights = loss_weights(torch.tensor([0, 4]), Normaliser(loss_type=loss_type, max_completion_length=8))

@@ -18,7 +18,7 @@ from typing import Any, final
 import orjson
 import torch
 
-from extraction.adapters.trained import Trained, lora_rank, save_as_lora
+from extraction.adapters.trained import Trained, lora_rank, save_adapter, save_as_lora
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
 from replay_pools.policy.chat import Chat
@@ -114,7 +114,7 @@ class PushedEngine:
             if self._trained.basis == "svd":
                 save_as_lora(self._trained, unfinished)
             else:
-                self._trained.save(unfinished)
+                save_adapter(self._trained.model, unfinished)
             unfinished.rename(path)
         return path
 

@@ -193,18 +193,6 @@ def num_hooks(model: nn.Module) -> int:
     return sum(len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in model.modules())
 
 
-def weights_of(model: nn.Module, directions: Directions) -> dict[str, Tensor]:
-    """The weights with their LoRA merged, dense."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    weights = {}
-    for module in directions.vectors:
-        layer = base.get_submodule(module)
-        weights[module] = layer.weight.detach().clone()
-        if isinstance(layer, LoraLayer):
-            weights[module] += layer.get_delta_weight("default").detach()
-    return weights
-
-
 def dense_coordinates(change: Tensor, module: str, coordinates: Trained) -> Tensor:
     """Trained of a change of weight (d_out, d_in), by the frames that our own adapter holds."""
     layer = coordinates.layers[module]
@@ -213,28 +201,6 @@ def dense_coordinates(change: Tensor, module: str, coordinates: Trained) -> Tens
     assert isinstance(layer, DeltaSLayer)
     U, Vh = layer.frames()
     return torch.diagonal(U.T @ change @ Vh.T)
-
-
-@pytest.mark.parametrize("make", [whole, lora_of_all])
-def test_the_update_is_that_of_the_weights(basis, cache: Path, make) -> None:
-    """cos_update against dense weights before and after steps of AdamW."""
-    directions, _, coordinates = basis
-    model = make()
-    optimizer = optimizer_of(model, torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
-    with probe.attach(optimizer, directions, model=model, cache_dir=cache) as attached:
-        for turn in range(3):
-            before = weights_of(model, directions)
-            loss_of(model, turn).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    after = weights_of(model, directions)
-    dots, squares = [], []
-    for module, V in directions.vectors.items():
-        u = dense_coordinates(before[module] - after[module], module, coordinates)
-        dots.append(V.double().sum(0) / 2**0.5 @ u)
-        squares.append(u.square().sum())
-    expected = sum(dots) / (len(dots) * sum(squares)) ** 0.5
-    assert attached.records[-1].cos_update == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(

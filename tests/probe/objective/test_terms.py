@@ -90,15 +90,6 @@ def test_ratios_by_hand():
     assert (summary["frac_clip_low"], summary["frac_clip_high"]) == (0.25, 0.25)
 
 
-def test_current_log_probabilities_give_the_plain_policy_gradient():
-    """old = logp: ratio 1, nothing clipped, W = A on completions: the frozen-weight pass is the special case."""
-    policy = Policy(0)
-    logp, A = policy.logprobs().detach(), torch.randn(G, dtype=torch.float64)
-    _, weights, summary = surrogate(logp, logp, policy.mask, A, LossSettings(epsilon=0.01))
-    torch.testing.assert_close(weights, A[:, None] * policy.mask, rtol=1e-12, atol=0)
-    assert summary["frac_clip_low"] + summary["frac_clip_high"] == 0
-
-
 def test_garbage_in_the_padding_and_overflow_stay_out():
     """exp(inf) under the mask, and an infinite ratio that is clipped, must not turn a weight into NaN."""
     mask = torch.tensor([[True, False], [True, True]])
