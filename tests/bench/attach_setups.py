@@ -41,7 +41,6 @@ from extraction.adapters.frames import Frames, svd_frames
 from extraction.adapters.targets import whole
 from extraction.directions import Directions
 from probe.integrations import processes
-from probe.integrations.gradient_probe import GradientProbe
 from probe.step.projection import sample_cosines
 from replay_pools.base.errors import InputError
 
@@ -347,22 +346,6 @@ def sharded_later(rank: int) -> float:
             return 1.0
         ends.append(torch.cat([whole(parameter).flatten() for parameter in model.parameters()]))
     return float((ends[1] - ends[0]).abs().max())
-
-
-def sharded_before_start(rank: int) -> float:
-    """`fully_shard` comes between making the probe and starting it, as with the callback of a trainer."""
-    model = away()
-    probe_of_model = GradientProbe(model, directions_of()[0], cache_dir=None)
-    model = sharded(model)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
-    probe_of_model.start(optimizer, model)
-    loss_of(model, mine(rank)).backward()
-    probe_of_model.before_step(0)
-    record = probe_of_model.after_step()
-    probe_of_model.stop()
-    if record.cos_in is None:
-        raise InputError("step", expected="a number", found=str(record.null_reason))
-    return abs(record.cos_in - float(by_autograd(away(), backward)[0]))
 
 
 def tensor_parallel(rank: int) -> float:
@@ -796,7 +779,6 @@ VARIANTS = [  # of rows above
     Row("FSDP2", "all weights", lambda rank: of_rank(sharded(all_trained()), rank)),
     Row("FSDP2, gated", "all weights", lambda rank: gated_error(all_trained, sharded, rank)),
     Row("FSDP2, checkpointing", "LoRA of all Linears", lambda rank: of_rank(sharded(checkpointed(False)), rank)),
-    Row("FSDP2 after the callback is made", "LoRA", sharded_before_start),
     Row("FSDP2, two mesh dimensions", "LoRA of all Linears", lambda rank: of_rank(hybrid(of_all()), rank)),
     Row("FSDP2, gated", "delta_S", lambda rank: gated_error(lambda: adapted(DeltaSConfig), sharded, rank)),
 ]

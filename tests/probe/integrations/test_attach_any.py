@@ -18,7 +18,6 @@ import probe
 from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.trained import Trained
 from extraction.directions import Directions
-from probe.integrations.gradient_probe import GradientProbe
 from replay_pools.base.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import load_policy
@@ -93,17 +92,12 @@ IN_SVD = pytest.mark.parametrize("basis", ["svd"], indirect=True)
 class Watched:
     """A model with a probe; `gradients` are those that the probe would measure now."""
 
-    def __init__(self, model: nn.Module, directions: Directions, cache: Path, **options) -> None:
-        self.probe = GradientProbe(model, directions, cache_dir=cache, **options)
-        self.optimizer = self.probe.start(optimizer_of(model))
+    def __init__(self, model: nn.Module, directions: Directions, cache: Path) -> None:
+        self.optimizer = optimizer_of(model)
+        self.measured = probe.attach(self.optimizer, directions, model=model, cache_dir=cache)._measured
 
     def gradients(self) -> dict[str, Tensor]:
-        return self.probe._measured.gradients()
-
-    def step(self) -> None:
-        self.probe.before_step(0)
-        self.optimizer.step()
-        self.probe.after_step()
+        return self.measured.gradients()
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], factor: float = 1.0) -> None:
@@ -150,12 +144,12 @@ def test_sums_live_as_long_as_grad_does(basis, cache: Path, make, to_none: bool)
     watched = Watched(model, directions, cache)
     watched.optimizer.param_groups[0]["lr"] = 0.0
     loss_of(model, turn=1).backward()
-    watched.step()
+    watched.optimizer.step()
     loss = loss_of(model)
     watched.optimizer.zero_grad(set_to_none=to_none)
     loss.backward()
     assert_equal(watched.gradients(), expected)
-    watched.step()
+    watched.optimizer.step()
     loss_of(model).backward()
     assert_equal(watched.gradients(), expected, factor=2)
     # Steps that were skipped, as a loss scaler skips one that overflowed, and then micro-batches.
@@ -300,7 +294,7 @@ def test_options_of_the_basis_are_those_of_the_directions(cache: Path, options: 
     watched = Watched(model, svd_directions(cache, **options), cache)
     loss_of(model).backward()
     assert_equal(watched.gradients(), grads(coordinates))
-    for frame in watched.probe._measured._frames.values():
+    for frame in watched.measured._frames.values():
         U, _, Vh = frame.held
         assert (U is None or Vh is None) == (len(set(frame.layer.weight.shape)) == 2), "a frame that follows is held"
 
@@ -318,7 +312,7 @@ def test_gpt2s_transposed_weights(cache: Path) -> None:
     optimizer = optimizer_of(model)
     with probe.attach(optimizer, directions, model=model, project=True, cache_dir=None) as attached:
         model(input_ids=ids, labels=ids).loss.backward()
-        assert_equal(attached._probe._measured.gradients(), grads(coordinates))
+        assert_equal(attached._measured.gradients(), grads(coordinates))
         optimizer.step()
     (record,) = attached.records
     assert record.hackward_frac_out == pytest.approx(0, abs=1e-6)
