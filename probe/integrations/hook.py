@@ -110,10 +110,11 @@ def attach(
         raise InputError("optimizer", expected="a torch optimizer", found=found, fix=fix)
     where, directions = known_directions(directions)
     cache_dir = None if cache_dir is None else Path(cache_dir)
-    measured = Measured(where, unwrapped(model), directions, project=project, cache_dir=cache_dir)
-    vectors, name = directions.to(measured.device).vectors, checksum(*directions.vectors.values())[:DIGITS]
+    name = checksum(*directions.vectors.values())[:DIGITS]
     file = None if path is None else RecordFile(Path(path), name)
-    measured.start(stepped_by(optimizer), averaging_groups(model, process_group), scaler)
+    groups, options = averaging_groups(model, process_group), {"project": project, "cache_dir": cache_dir}
+    measured = Measured(where, unwrapped(model), directions, stepped_by(optimizer), groups, scaler, **options)
+    vectors = directions.to(measured.device).vectors
     projection = partial(project_modules, directions=vectors, side=side, overshoot=overshoot)
     first = first_step if first_step is not None else 0 if file is None else file.next_step
     return Attached(optimizer, measured, vectors, projection, first, project=project, name=name, file=file, log=log)
