@@ -216,15 +216,10 @@ def _lora_config(layers: Mapping[str, nn.Module], rank: int) -> LoraConfig:
     )
 
 
-def lora_rank(trained: Trained) -> int:
-    """Return R, the rank of the adapter that `save_as_lora` writes."""
-    return max(trained.sizes.values())
-
-
 @torch.no_grad()
 def save_as_lora(trained: Trained, directory: Path) -> None:
     """Write delta_S as a LoRA, a peft directory, in the dtype of the weights."""
-    tensors, rank = {}, lora_rank(trained)
+    tensors, rank = {}, max(trained.sizes.values())
     for module, layer in trained.layers.items():
         assert isinstance(layer, DeltaSLayer)
         (U, Vh), delta_S = layer.frames(), trained.trainable(module)

@@ -6,7 +6,7 @@ two.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Literal
 
 Verb = Literal["replay", "train", "eval", "generate"]
 Side = Literal["one_sided", "two_sided"]  # probe.settings.arms.SIDES
@@ -119,8 +119,6 @@ PLAIN: Mapping[Word, str] = {
 OF_REPLAY: tuple[Word, ...] = tuple(PLAIN)
 OF_ARM: tuple[Outcome, ...] = tuple(word for word in Outcome if word is not Outcome.VACUOUS)
 OF_CRITERION: tuple[Answer, ...] = (Answer.PASS, Answer.FAIL, Answer.INCONCLUSIVE, Answer.VACUOUS)
-
-ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 
 # {dtype: the next higher precision}
 HIGHER = {"bfloat16": "float32", "float32": "float64"}

@@ -3,7 +3,7 @@ import torch
 from adapted import adapt, framed
 
 from extraction.adapters.frames import check_fingerprint
-from extraction.adapters.trained import lora_factors, lora_rank, save_as_lora
+from extraction.adapters.trained import lora_factors, save_as_lora
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
 from replay_pools.policy.load import load_policy
@@ -135,7 +135,6 @@ def test_delta_s_written_as_lora_is_the_same_policy(rank, tmp_path):
     coordinates = adapt(policy.model, basis="svd", model_id="organism", rank=rank)
     scales = {module: 0.2 * layer.S for module, layer in coordinates.layers.items()}
     coordinates.load_values({m: S * torch.randn(S.shape, generator=generator) for m, S in scales.items()})
-    assert lora_rank(coordinates) == rank
     save_as_lora(coordinates, tmp_path / "adapter")
     config = read_json(tmp_path / "adapter" / "adapter_config.json")
     assert config["r"] == config["lora_alpha"] == rank, "a scale other than 1"

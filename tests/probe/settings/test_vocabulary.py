@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from extraction.words import BASES, Basis
+from extraction.words import BASES
 from probe.objective import advantages
 from probe.settings import arms, words
 from probe.settings.arms import ARMS
@@ -23,12 +23,6 @@ TABLES = {
 def test_every_word_has_its_row_and_every_row_its_word(literal, table) -> None:
     """Settings and help texts import no torch, the mathematics does; this pins the two together."""
     assert sorted(get_args(literal)) == sorted(table)
-
-
-def test_the_tuples_are_those_of_the_literals() -> None:
-    """What help texts list is what types accept."""
-    for found, literal in ((words.ESTIMATORS, words.Estimator), (BASES, Basis)):
-        assert found == get_args(literal)
 
 
 def test_arms_have_words_of_the_gates_and_bases() -> None:
