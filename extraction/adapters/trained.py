@@ -125,8 +125,10 @@ class Trained:
     @torch.no_grad()
     def load_values(self, values: Mapping[str, Tensor]) -> None:
         """Overwrite the coordinates."""
-        for parameter, part in self._parts(values):
-            parameter.copy_(spread_as(parameter, part))
+        assert {module: len(value) for module, value in values.items()} == self.sizes
+        for module, value in values.items():
+            parameter = self.trainable(module)
+            parameter.copy_(spread_as(parameter, value.view(parameter.shape)))
 
     @contextmanager
     def at(self, values: Mapping[str, Tensor]) -> Iterator[None]:
@@ -144,21 +146,15 @@ class Trained:
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Set every `.grad` to its part of {module: (r,)}."""
-        for parameter, part in self._parts(gradients):
-            parameter.grad = part.detach().to(parameter, copy=True)
+        for module, gradient in gradients.items():
+            parameter = self.trainable(module)
+            parameter.grad = gradient.detach().view(parameter.shape).to(parameter, copy=True)
 
     def remove(self) -> None:
         """Take the adapter off the model."""
         self.model.unload()  # pyright: ignore[reportCallIssue]
         if hasattr(self._base, "peft_config"):
             del self._base.peft_config
-
-    def _parts(self, vectors: Mapping[str, Tensor]) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield each parameter with its part of {module: (r,)}."""
-        assert {module: len(vector) for module, vector in vectors.items()} == self.sizes
-        for module, vector in vectors.items():
-            parameter = self.trainable(module)
-            yield parameter, vector.view(parameter.shape)
 
 
 def lora_factors(layer: nn.Module | LoraLayer, adapter: str = ADAPTER) -> tuple[nn.Parameter, nn.Parameter]:

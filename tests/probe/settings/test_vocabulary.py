@@ -9,12 +9,10 @@ from probe.objective import advantages
 from probe.settings import arms, words
 from probe.settings.arms import ARMS
 from probe.settings.presets import DEFAULT_PRESET
-from probe.settings.remedy import TRAITS
 
 TABLES = {
     "estimators": (words.Estimator, advantages.ESTIMATORS),
     "gates": (words.Side, arms.SIDES),
-    "remedies": (words.Remedy, TRAITS),
     "presets of the verbs": (words.Verb, DEFAULT_PRESET),
 }
 
