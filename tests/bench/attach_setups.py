@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
@@ -122,21 +122,19 @@ def naive(dtype: torch.dtype = torch.float64, rows: slice = EVERY, autocast: tor
     return cos_and_norm(model, directions, frames)
 
 
-def factors_of(frames: Frames, module: str) -> tuple[Tensor, Tensor]:
-    """U and Vh of a module, in float64."""
+def read(frames: Frames, module: str, matrix: Tensor) -> Tensor:
+    """Coordinates of a matrix (d_out, d_in), read densely through U and V, in float64."""
     U, Vh = frames[module].factors(torch.ones(frames[module].size))
-    return U.double(), Vh.double()
+    return torch.diagonal(U.double().T @ matrix.double() @ Vh.double().T)
 
 
 def cos_and_norm(model: nn.Module, directions: Directions, frames: Frames) -> Tensor:
     """cos_in and grad_norm of what is in `weight.grad`, read densely through U and V."""
     gradients = {}
     for module in directions.vectors:
-        U, Vh = factors_of(frames, module)
-        layer = model.get_submodule(module)
-        assert layer.weight.grad is not None
-        gradient = layer.weight.grad.double()
-        gradients[module] = torch.diagonal(U.T @ (gradient.T if isinstance(layer, Conv1D) else gradient) @ Vh.T)
+        layer: Any = model.get_submodule(module)
+        gradient = layer.weight.grad
+        gradients[module] = read(frames, module, gradient.T if isinstance(layer, Conv1D) else gradient)
     return summary(gradients, directions)
 
 
@@ -183,18 +181,24 @@ def in_halves(model: nn.Module, optimizer: Any) -> None:
     optimizer.step()
 
 
-def gated_error(make: Callable[[], nn.Module], wrap: Callable[[nn.Module], nn.Module], rank: int, **options) -> float:
-    """How far a gated step of the wrapped model on this process's rows ends from that of one process on all rows."""
+def gated_error(
+    make: Callable[[], nn.Module], wrap: Callable[[nn.Module], nn.Module], rank: int, *, later: bool = False
+) -> float:
+    """How far a gated step of the wrapped model on this process's rows ends from that of one process on all rows.
+
+    Wrapped `later` than attach, the optimizer is re-pointed as accelerate does, and parts are built again.
+    """
     directions, _ = directions_of()
     ends = []
     for is_wrapped in (False, True):
         torch.manual_seed(0)
-        model = wrap(make()) if is_wrapped else make()
+        model = wrap(make()) if is_wrapped and not later else make()
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
         group = {} if is_wrapped else {"process_group": "self"}
-        with probe.attach(
-            optimizer, directions, model=model, cache_dir=None, project=True, **group, **options
-        ) as attached:
+        with probe.attach(optimizer, directions, model=model, cache_dir=None, project=True, **group) as attached:
+            if is_wrapped and later:
+                wrap(model)
+                optimizer.param_groups[0]["params"] = [*model.parameters()]
             one_step(model, optimizer, mine(rank) if is_wrapped else EVERY)
         if not attached.records[-1].projected:
             return 1.0
@@ -331,23 +335,6 @@ def alone(rank: int) -> float:
         processes.PATIENCE = timedelta(minutes=5)
 
 
-def sharded_later(rank: int) -> float:
-    """`fully_shard` comes after attach, and the optimizer is re-pointed as accelerate does: parts are built again."""
-    ends = []
-    for is_sharded in (False, True):
-        model = all_trained()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        with probe.attach(optimizer, directions_of()[0], model=model, cache_dir=None, project=True) as attached:
-            if is_sharded:
-                sharded(model)
-                optimizer.param_groups[0]["params"] = [*model.parameters()]
-            one_step(model, optimizer, mine(rank) if is_sharded else EVERY)
-        if not attached.records[-1].projected:
-            return 1.0
-        ends.append(torch.cat([whole(parameter).flatten() for parameter in model.parameters()]))
-    return float((ends[1] - ends[0]).abs().max())
-
-
 def tensor_parallel(rank: int) -> float:
     """One projection split by columns."""
     model = all_trained()
@@ -392,14 +379,18 @@ def built(name: str) -> nn.Module:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **options)).float().eval()
 
 
-def architecture_error(name: str) -> float:
-    """LoRA on the default targets, against dL/dW in full."""
-    frames = svd_frames(built(name), model_id=name, cache_dir=None)
-    directions = random_directions(frames)
-    model = built(name).requires_grad_(True)
-    loss_of(model).backward()
+def architecture_error(
+    make: Callable[[], Any], targets: Sequence[str] = ("all",), *, has_cosines: bool = False
+) -> float:
+    """LoRA on the targets, or `probe.cosines` of the first sample, against dL/dW in full."""
+    frames = svd_frames(make(), targets, cache_dir=None)
+    directions, model = random_directions(frames), make().requires_grad_(True)
+    loss_of(model, slice(0, 1) if has_cosines else EVERY).backward()
     expected = cos_and_norm(model, directions, frames)
-    model = get_peft_model(built(name), LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
+    if has_cosines:
+        batch = {"input_ids": IDS[:1], "labels": IDS[:1]}
+        return abs(float(probe.cosines(make(), batch, directions, cache_dir=None)) - float(expected[0]))
+    model = get_peft_model(make(), LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
     return error_of(model, step=one_step, directions=directions, expected=expected)
 
 
@@ -423,16 +414,13 @@ def base_of(model: Any, module: str) -> nn.Module:
 def by_autograd(model: nn.Module, step: Callable[[nn.Module], object]) -> Tensor:
     """cos_in and grad_norm of dL/dW of the base weights: autograd on a copy, where they require a gradient."""
     directions, frames = directions_of()
-    model, gradients = copy.deepcopy(model), {}
+    model = copy.deepcopy(model)
     for module in directions.vectors:
         base_of(model, module).weight.requires_grad_(True)
     model.zero_grad()
     torch.manual_seed(7)
     step(model)
-    for module in directions.vectors:
-        U, Vh = factors_of(frames, module)
-        gradients[module] = torch.diagonal(U.T @ base_of(model, module).weight.grad @ Vh.T)
-    return summary(gradients, directions)
+    return summary({m: read(frames, m, base_of(model, m).weight.grad) for m in directions.vectors}, directions)
 
 
 def dense(model: nn.Module) -> dict[str, Tensor]:
@@ -450,12 +438,9 @@ def dense(model: nn.Module) -> dict[str, Tensor]:
 def share_toward_hack(before: dict[str, Tensor], after: dict[str, Tensor]) -> Tensor:
     """hackward_frac_update, from dense weights."""
     directions, frames = directions_of()
-    update, hack = [], []
-    for module, V in directions.vectors.items():
-        U, Vh = factors_of(frames, module)
-        update.append(torch.diagonal(U.T @ (before[module] - after[module]) @ Vh.T))
-        hack.append((V.double() @ update[-1]).relu())
-    return torch.cat(hack).norm() / torch.cat(update).norm()
+    update = {module: read(frames, module, before[module] - after[module]) for module in directions.vectors}
+    hack = [(V.double() @ update[module]).relu() for module, V in directions.vectors.items()]
+    return torch.cat(hack).norm() / torch.cat([*update.values()]).norm()
 
 
 def backward(model: nn.Module) -> None:
@@ -607,21 +592,14 @@ def cosines_error(make: Callable[[], nn.Module]) -> float:
     return float((found - torch.stack(expected)).abs().max())
 
 
-def falcon_error(has_cosines: bool) -> float:
+FUSED = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+
+
+def falcon() -> nn.Module:
     """Falcon adds to the output of a Linear in place."""
     torch.manual_seed(0)
     options = {**TINY, "new_decoder_architecture": False, "parallel_attn": True}
-    base = AutoModelForCausalLM.from_config(AutoConfig.for_model("falcon", **options)).double().eval()
-    targets = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
-    frames = svd_frames(base, targets, model_id="falcon", cache_dir=None)
-    directions, model = random_directions(frames), copy.deepcopy(base).requires_grad_(True)
-    loss_of(model, slice(0, 1) if has_cosines else EVERY).backward()
-    expected = cos_and_norm(model, directions, frames)
-    if has_cosines:
-        batch = {"input_ids": IDS[:1], "labels": IDS[:1]}
-        return abs(float(probe.cosines(base, batch, directions, cache_dir=None)) - float(expected[0]))
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", target_modules=targets))
-    return error_of(model, step=one_step, directions=directions, expected=expected)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("falcon", **options)).double().eval()
 
 
 def derivative_error(step: Callable[[nn.Module], object]) -> float:
@@ -735,8 +713,8 @@ SINGLE += [
     Row("loop, away from the start", "DoRA with dropout", lambda _: trained_error(DORA), refused=True),
     Row("probe.cosines", "DoRA with dropout", lambda _: cosines_error(DORA)),
     Row("probe.cosines, kernel round a module", "LoRA", lambda _: cosines_error(fused), refused=True),
-    Row("loop, Falcon", "LoRA", lambda _: falcon_error(False)),
-    Row("probe.cosines, Falcon", "nothing", lambda _: falcon_error(True)),
+    Row("loop, Falcon", "LoRA", lambda _: architecture_error(falcon, FUSED)),
+    Row("probe.cosines, Falcon", "nothing", lambda _: architecture_error(falcon, FUSED, has_cosines=True)),
     Row("loop, torch.func.grad", "LoRA", lambda _: derivative_error(functional)),
     Row(
         "loop, create_graph=True",
@@ -751,7 +729,10 @@ OFTEN += ("away from the start", "Falcon", "torch.func.grad", "create_graph=True
 OFTEN += tuple(name for name, *_ in CHANGED[:9])
 RARE = {"OFT", "BOFT", "AdaLoRA", "LoHa", "LoKr", "VeRA", "MiSS", "OLoRA", "all weights"}
 EDGES = [row for row in SINGLE if row.engine in {f"loop, {name}" for name in OFTEN} and row.trained not in RARE]
-SINGLE += [Row(f"loop, {name}", "LoRA", lambda _, name=name: architecture_error(name)) for name in ARCHITECTURES]
+SINGLE += [
+    Row(f"loop, {name}", "LoRA", lambda _, name=name: architecture_error(partial(built, name)))
+    for name in ARCHITECTURES
+]
 DOUBLE = [
     Row("DDP, no_sync and a skipped step", "LoRA of all Linears", lambda rank: waiting(parallel(of_all()), rank)),
     Row("DDP, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), parallel, rank)),
@@ -761,7 +742,7 @@ DOUBLE = [
         "FSDP2, one reduction and a skipped step", "LoRA of all Linears", lambda rank: waiting(sharded(of_all()), rank)
     ),
     Row("FSDP2, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), sharded, rank)),
-    Row("FSDP2 after attach, gated", "all weights", sharded_later),
+    Row("FSDP2 after attach, gated", "all weights", lambda rank: gated_error(all_trained, sharded, rank, later=True)),
     Row(
         "FSDP2, gradient divide factor", "all weights", lambda rank: of_rank(divided(all_trained()), rank), refused=True
     ),

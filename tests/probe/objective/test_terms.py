@@ -1,13 +1,14 @@
-"""probe.objective.terms: by hand, against autograd of the terms written the long way, and mean gradients; float64."""
+"""probe.objective.terms and extraction.loss: by hand, against autograd of the long way, and mean gradients; float64."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from extraction.loss import loss_weights
-from extraction.words import Normaliser
+from extraction.words import LossType, Normaliser
 from probe.objective.terms import entropy_weights, kl_summary, kl_terms, surrogate
 from probe.settings.loss import LossSettings
 
@@ -157,3 +158,26 @@ def test_summary_is_over_all_tokens():
     values = torch.tensor([[1.0, 2.0, 99.0], [6.0, 99.0, 99.0]])
     assert kl_summary(values, MASK) == {"mean": 3.0, "max": 6.0}
     assert kl_summary(values, torch.zeros_like(MASK)) == {}, "tokens of others alone: nothing was measured"
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    [
+        ("grpo", [1 / 6, 1 / 9, 1 / 15]),
+        ("dr_grpo", [1 / 24] * 3),
+        ("dapo", [1 / 10] * 3),
+        ("nll", [1 / 2, 1 / 3, 1 / 5]),
+    ],
+)
+def test_normalisers_by_hand(loss_type, expected):
+    """G = 3, limit 8, 10 tokens."""
+    weights = loss_weights(torch.tensor([2, 3, 5]), Normaliser(loss_type=loss_type, max_completion_length=8))
+    assert weights.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("loss_type", get_args(LossType))
+def test_an_empty_completion_weighs_nothing(loss_type):
+    weights = loss_weights(torch.tensor([0, 4]), Normaliser(loss_type=loss_type, max_completion_length=8))
+    assert weights[0] == 0
+    assert 0 < weights[1] <= 1
+    assert torch.equal(loss_weights(torch.tensor([0]), Normaliser(loss_type="nll")), torch.zeros(1))
