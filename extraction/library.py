@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,23 +25,23 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from extraction.adapters.frames import Frames, check_fingerprint, comparable
 from extraction.adapters.svd import checksum
 from extraction.batch import Batch, make_batch
-from extraction.controls import flipped_differences, haar_directions, permuted_differences
 from extraction.directions import (
     Directions,
     PairGradients,
     extract_directions,
+    flipped_differences,
+    haar_directions,
     load_directions,
     load_pair_gradients,
+    permuted_differences,
     save_pair_gradients,
     unit_scale,
 )
-from extraction.files import resolve_directions
 from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
-from extraction.pairs import Pair, Turns, pairs_sha, text_of
-from extraction.selection import load_pairs, selected_pairs
-from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser, Sides
-from replay_pools.base.errors import InputError, refuse
+from extraction.pairs import Pair, Turns, load_pairs, pairs_sha, selected_pairs, text_of
+from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser, resolve_directions
+from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.files import file_sha256, sha256
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
@@ -55,45 +56,6 @@ EXTRACTION = ("method", "k", "tau", "drop_bottom_frac")  # settings of `extract_
 CONTROL_DIFFERENCES = {"permuted": permuted_differences, "flipped": flipped_differences}
 FORMAT = 3  # of the cache; raise it when the meaning of cached pair gradients changes
 NAMES = ("_name_or_path", "name_or_path", "transformers_version")  # keys of a config that do not affect the forward
-
-
-def measure_pair_gradients(
-    policy: Policy,
-    frames: Frames,
-    pairs: Sequence[Pair],
-    normaliser: Normaliser,
-    *,
-    sides: Sides = "mean",
-    tokens_per_batch: int | None = None,
-) -> PairGradients:
-    """Measure the NLL gradients of both completions of every pair; without metadata.
-
-    `mean`: a pair is a GRPO group of two, and each gradient carries the normaliser w that the loss type gives it there.
-    `unit`: each gradient is divided by its norm over all modules, so that an unlikely completion, which has a large
-    gradient, counts as much as a likely one; a gradient of 0 stays 0.
-
-    Args:
-        normaliser: of the loss to compare the gradients with.
-        tokens_per_batch: tokens in one forward and backward; None: what fits the memory.
-
-    Raises:
-        InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
-    """
-    batch, n, basis = pair_batch(policy, pairs), len(pairs), frames.basis
-    samples = per_sample_gradients(policy.model, {basis: frames}, batch, tokens_per_batch=tokens_per_batch)
-    gradients = samples.gradients[basis]
-    if sides == "unit":
-        weights = unit_scale(gradients).cpu()
-    else:
-        of_pairs = [loss_weights(lengths, normaliser) for lengths in batch.completion_lengths.cpu().view(2, n).T]
-        # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
-        weights = torch.stack(of_pairs).T.flatten()[:, None]
-    # In place, on a CPU: all of them are large.
-    weighted = {module: gradient.cpu().mul_(weights.to(gradient.dtype)) for module, gradient in gradients.items()}
-    hack = {module: gradient[:n] for module, gradient in weighted.items()}
-    clean = {module: gradient[n:] for module, gradient in weighted.items()}
-    held_out = torch.tensor([pair.held_out for pair in pairs])
-    return PairGradients(hack=hack, clean=clean, held_out=held_out, metadata={})
 
 
 def pair_batch(policy: Policy, pairs: Sequence[Pair]) -> Batch:
@@ -121,21 +83,21 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
         InputError: a completion with an end-of-turn token in its text, a tokenizer without a chat template, texts
             longer than the model can read, or more directions in a module than pairs to extract from.
     """
-    errors: dict[str, InputError] = {}  # {kind: its first error}
-    for pair in pairs:
+    faults = Faults()
+    for pair, side in product(pairs, SIDES):
         try:
-            for side in SIDES:
-                num_prompt, num_completion = map(len, _side_tokens(vocabulary.chat, pair, side)[:2])
-                if too_long := vocabulary.too_long(num_prompt, num_completion):
-                    where, (expected, found, fix) = f"pair {pair.pair_id} {side}", too_long
-                    errors.setdefault(expected, InputError(where, expected=expected, found=found, fix=fix))
+            num_prompt, num_completion = map(len, _side_tokens(vocabulary.chat, pair, side)[:2])
         except InputError as error:
-            errors.setdefault(error.expected, error)
+            faults.note(error, "text")
+            continue
+        if too_long := vocabulary.too_long(num_prompt, num_completion):
+            expected, found, fix = too_long
+            faults.add(f"pair {pair.pair_id} {side}", "length", expected=expected, found=found, fix=fix)
     num_used = sum(not pair.held_out for pair in pairs)
     if k > num_used:
         expected = f"at most {num_used}, the pairs that are not held out"
-        errors["k"] = InputError("--k", expected=expected, found=str(k), fix="write more pairs, or pass a smaller --k")
-    refuse([*errors.values()])
+        faults.add("--k", "k", expected=expected, found=str(k), fix="write more pairs, or pass a smaller --k")
+    faults.check("pairs")
     caution = vocabulary.chat.turn_end_caution()
     return [caution] if caution else []
 
@@ -300,14 +262,39 @@ class DirectionLibrary:
             except InputError:
                 self.say(f"{path}: damaged; made again")
                 path.unlink(missing_ok=True)
-        sides, tokens_per_batch = self.settings.sides, self.settings.tokens_per_batch
-        gradients = measure_pair_gradients(
-            self.policy, self.frames, pairs, self.normaliser, sides=sides, tokens_per_batch=tokens_per_batch
-        )
-        gradients = replace(gradients, metadata=metadata)
+        gradients = self._measure(pairs, metadata)
         if path is not None:
             save_pair_gradients(path, gradients)
         return gradients
+
+    def _measure(self, pairs: Sequence[Pair], metadata: dict[str, Any]) -> PairGradients:
+        """Measure the NLL gradients of both completions of every pair.
+
+        `mean`: a pair is a GRPO group of two; each gradient carries the normaliser w that the loss type gives it there.
+        `unit`: each gradient is divided by its norm over all modules, so that an unlikely completion, which has a large
+        gradient, counts as much as a likely one; a gradient of 0 stays 0.
+        """
+        batch, n, basis, budget = (
+            pair_batch(self.policy, pairs),
+            len(pairs),
+            self.frames.basis,
+            self.settings.tokens_per_batch,
+        )
+        samples = per_sample_gradients(self.policy.model, {basis: self.frames}, batch, tokens_per_batch=budget)
+        gradients = samples.gradients[basis]
+        if self.settings.sides == "unit":
+            weights = unit_scale(gradients).cpu()
+        else:
+            lengths = batch.completion_lengths.cpu().view(2, n).T
+            of_pairs = [loss_weights(both, self.normaliser) for both in lengths]
+            # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
+            weights = torch.stack(of_pairs).T.flatten()[:, None]
+        # In place, on a CPU: all of them are large.
+        weighted = {module: gradient.cpu().mul_(weights.to(gradient.dtype)) for module, gradient in gradients.items()}
+        hack = {module: gradient[:n] for module, gradient in weighted.items()}
+        clean = {module: gradient[n:] for module, gradient in weighted.items()}
+        held_out = torch.tensor([pair.held_out for pair in pairs])
+        return PairGradients(hack=hack, clean=clean, held_out=held_out, metadata=metadata)
 
     def _metadata(self, pairs: Sequence[Pair], pairs_source: str) -> dict[str, Any]:
         """Return what pair gradients depend on and record: with the environment, the key of their cache.

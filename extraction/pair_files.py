@@ -22,7 +22,6 @@ from replay_pools.logs.files import KINDS, Fields, read_objects, read_rows
 from replay_pools.logs.values import TEXT, Chat, chat_of, is_plain, is_text, turns_of, wrong_value
 
 MAP = "--pairs-map"
-MAX_PAIRS = 20_000
 FEWEST_FOR_A_SIGN = 6  # held-out pairs: with fewer, no sign is proven at 95%
 NEEDED = ("prompt", "hack", "clean")
 _END_MARK = re.compile(r"(<[|\uff5c][^<>\s]+[|\uff5c]>|<end_of_turn>)\s*$")
@@ -104,8 +103,6 @@ def _read_rows(path: Path, faults: Faults) -> list[tuple[str, Fields]]:
             faults.note(row.error, "line")
             continue
         rows.append((row.where, row.fields))
-        if len(rows) > MAX_PAIRS:
-            raise InputError(path, expected=f"at most {MAX_PAIRS:,} pairs", found="more", fix="a few hundred suffice")
     if not rows:
         faults.check(path)
         raise InputError(f"pairs {path}", expected="at least one pair", found="an empty file")

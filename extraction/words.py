@@ -1,15 +1,17 @@
-"""Options and settings of the extraction of directions. No torch.
+"""Options and settings of the extraction of directions, and the names of their files. No torch.
 
 To add a basis: a word in `Basis`, and as `adapters.frames` says. To add a loss type: see `extraction.loss`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from pydantic.dataclasses import dataclass as settings_dataclass
 
-from replay_pools.base.errors import FieldError
+from replay_pools.base.errors import FieldError, unknown_name
+from replay_pools.base.files import by_name
 from replay_pools.base.tables import STRICT, Maybe, setting
 
 Basis = Literal["svd", "lora"]
@@ -21,6 +23,7 @@ Layout = Literal["packed", "shared", "padded"]
 
 BASES: tuple[Basis, ...] = get_args(Basis)
 PAIR_GRADIENTS = ".pairs.safetensors"  # suffix of the pair gradients' file, next to the direction file
+OUT = Path("out")  # relative to the working directory
 
 
 def kind_of(flavour: str) -> str:
@@ -98,3 +101,25 @@ class ExtractionSettings:
         """Refuse more directions than the method mean has."""
         if self.method == "mean" and self.k != 1:
             raise FieldError("k", "1 with the method mean, which has one direction in a module", self.k)
+
+
+def resolve_directions(file: str | Path, out: Path = OUT) -> Path:
+    """Return the path of a direction file, from a path or a name in `out`/directions.
+
+    Raises:
+        InputError: no such file; the message lists the names in `out`/directions.
+    """
+    file, folder = Path(file), out / "directions"
+    path = by_name(file, folder / f"{file.name}.safetensors")
+    if path.is_file():
+        return path
+    expected = f"a direction file, or the name of one in {folder}"
+    raise unknown_name(
+        f"directions {file}", file.name, direction_names(out), expected=expected, fix="run probe extract"
+    )
+
+
+def direction_names(out: Path) -> list[str]:
+    """Return the sorted names of the direction files in `out`/directions."""
+    files = (out / "directions").glob("*.safetensors")
+    return sorted(path.stem for path in files if not path.name.endswith(PAIR_GRADIENTS))

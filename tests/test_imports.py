@@ -43,8 +43,7 @@ WORDS = {
 MATHEMATICS = (
     "probe/objective/advantages.py",
     "probe/objective/credit.py",
-    "probe/objective/kl.py",
-    "probe/objective/ratio.py",
+    "probe/objective/terms.py",
     "probe/step/projection.py",
     "probe/analysis/statistics/intervals.py",
     "probe/analysis/statistics/geometry.py",

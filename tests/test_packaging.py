@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.settings import guide
+from probe.cli import docs
 
 ROOT = Path(__file__).parents[1]
 OURS = ("probe", "extraction", "replay_pools")
@@ -37,8 +37,8 @@ def test_the_manual_of_a_target_folder(tmp_path: Path, monkeypatch: pytest.Monke
     """`pip install --target` puts share/ next to the packages."""
     shipped = tmp_path / "share" / "gradient-probe"
     (shipped / "guide").mkdir(parents=True)
-    monkeypatch.setattr(guide, "__file__", str(tmp_path / "probe" / "settings" / "guide.py"))
-    assert guide.manual() == shipped
+    monkeypatch.setattr(docs, "__file__", str(tmp_path / "probe" / "cli" / "docs.py"))
+    assert docs.manual() == shipped
 
 
 @pytest.fixture(scope="module")

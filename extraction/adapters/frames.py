@@ -15,9 +15,8 @@ To add a basis: a word in `extraction.words.Basis`, a class of `Frame`, a functi
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -27,21 +26,11 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from extraction.adapters import svd
 from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
-from extraction.adapters.svd import Factors, combine, digest_all, factorise_all
-from extraction.adapters.targets import (
-    ALL,
-    adapted_share,
-    find_targets,
-    is_quantised,
-    unite_tied,
-    weight_matrix,
-    whole,
-)
+from extraction.adapters.svd import combine, digest_all, factorise_all
+from extraction.adapters.targets import ALL, adapted_share, find_targets, unite_tied, weight_matrix, whole
 from extraction.words import Adapted, Basis
 from replay_pools.base.errors import InputError, cut
-from replay_pools.policy.load import load_policy
 
 DEFAULT_RANK = 32  # of LoRA
 SVD_CACHE = Path("out/cache/svd")  # relative to the working directory
@@ -60,8 +49,6 @@ class Frames(Mapping[str, Frame]):
         fingerprint: identifies the basis: basis, model_id, weights_sha256 (names and values of the modules' weights),
             targets, rank, alpha, init_seed, ... Numbers can be compared only if these agree (`check_fingerprint`).
         adapted: the share of the model that the modules are; None: not asked.
-        truncation: the number of modules that lost triplets, and the median and largest |W - U diag(S) Vh| / |W| of
-            these; None: every triplet is kept.
         moved: an adapter has moved the weights away from those in the fingerprint.
     """
 
@@ -69,7 +56,6 @@ class Frames(Mapping[str, Frame]):
     layers: Mapping[str, nn.Module]
     fingerprint: Mapping[str, Any]
     adapted: Adapted | None = None
-    truncation: Mapping[str, Any] | None = None
     moved: bool = False
 
     def __getitem__(self, module: str) -> Frame:
@@ -90,10 +76,6 @@ class Frames(Mapping[str, Frame]):
     def sizes(self) -> dict[str, int]:
         """The number of coordinates r of each module."""
         return {module: frame.size for module, frame in self.frames.items()}
-
-    def to(self, device: torch.device | str) -> "Frames":
-        """Copy the frames to another device."""
-        return replace(self, frames={module: frame.to(device) for module, frame in self.frames.items()})
 
 
 def svd_frames(
@@ -121,14 +103,11 @@ def svd_frames(
     layers = {path: model.get_submodule(path) for path in find_targets(model, targets)}
     weights, digests = _read(layers)
     factors = factorise_all(weights, digests, None if cache_dir is None else Path(cache_dir), rank=rank)
-    cut = [module for module, weight in weights.items() if len(factors[module].S) < min(weight.shape)]
-    shares = [svd.left_out(factors[module], weights[module]) for module in cut]
     return Frames(
         frames={name: SvdFrame(held, held.S, layers[name]) for name, held in factors.items()},
         layers=layers,
         fingerprint=_fingerprint("svd", weights, digests, rank, None, model_id, start_adapter),
         adapted=adapted_share(model, list(layers)),
-        truncation={"modules": len(cut), "left_out": {"median": median(shares), "max": max(shares)}} if cut else None,
     )
 
 
@@ -172,8 +151,6 @@ def make_frames(
 ) -> Frames:
     """Return the frames of a direction file for the Linears below all adapters, on the devices of their weights.
 
-    Frames of quantised layers come from the checkpoint of the fingerprint, which is loaded for this.
-
     Args:
         where: the direction file, for messages.
         layers: from `target_layers`; adapters around them are not read.
@@ -185,25 +162,16 @@ def make_frames(
         InputError: the weights differ from the fingerprint.
     """
     bases = {name: base_layer(layer) for name, layer in layers.items()}
-    quantised = [name for name, base in bases.items() if isinstance(base, nn.Linear) and is_quantised(base.weight)]
     basis, rank, seed, model_id = (fingerprint[key] for key in ("basis", "rank", "init_seed", "model_id"))
-    # A checkpoint in bfloat16 has the same values, and so the same hash, in float32.
-    for dtype in ("float32", "bfloat16"):
-        weights, digests = _read(_unquantised(bases, quantised[0], model_id, dtype) if quantised else bases)
-        if combine(digests) == fingerprint["weights_sha256"] or not quantised:
-            break
+    weights, digests = _read(bases)
     expected = _fingerprint(basis, weights, digests, rank, seed, model_id, fingerprint.get("start_adapter"))
     check_fingerprint(where, expected=expected, found=fingerprint)
-    weights = {name: weight.to(next(bases[name].parameters()).device) for name, weight in weights.items()}
     if basis == "lora":
         return Frames(frames=_drawn(weights, rank, seed), layers=bases, fingerprint=fingerprint)
-    lean = {name for name in frozen if not quantised}
     frames = {}
     for name, held in factorise_all(weights, digests, cache_dir, rank=rank).items():
-        if name not in lean:
-            U, Vh = svd.both_factors(held, weights[name])
-            held = Factors(U, held.S, Vh)
-        frames[name] = SvdFrame(held, held.S, bases[name] if name in lean else None)
+        frame = SvdFrame(held, held.S, bases[name])
+        frames[name] = frame if name in frozen else frame.complete()
     return Frames(frames=frames, layers=bases, fingerprint=fingerprint)
 
 
@@ -336,18 +304,3 @@ def _drawn(weights: Mapping[str, Tensor], rank: int, seed: int) -> dict[str, Fra
         dtype = torch.promote_types(weight.dtype, torch.float32)
         frames[name] = LoraFrame(A.T.to(weight.device, dtype), d_out, dtype)
     return frames
-
-
-def _unquantised(layers: Mapping[str, nn.Module], quantised: str, model_id: str, dtype: str) -> dict[str, nn.Module]:
-    """Return the layers from the checkpoint `model_id`; InputError, about the layer `quantised`, without it."""
-    try:
-        model = load_policy(model_id, dtype=dtype, device="cpu").model
-    except InputError as error:
-        found = f"{type(layers[quantised]).__name__} of {layers[quantised].weight.dtype}, and no model {model_id!r}"
-        raise InputError(
-            f"module {quantised}",
-            expected="a floating-point weight, or the unquantised model that the directions were extracted from",
-            found=found,
-            fix=f"put that model where {model_id!r} names it ({error}), or load this one unquantised",
-        ) from error
-    return {name: model.get_submodule(name) for name in layers}

@@ -130,13 +130,6 @@ def both_factors(factors: Factors, weight: Tensor | None) -> tuple[Tensor, Tenso
     return U, (U / S).T @ W
 
 
-def left_out(factors: Factors, weight: Tensor) -> float:
-    """Return |W - U diag(S) Vh|_F / |W|_F of `weight` (d_out, d_in) and some or all of its triplets; in 0..1."""
-    squares = weight.double().square().sum()
-    share = factors.S.double().square().sum() / squares
-    return float((1 - share).clamp(min=0).sqrt()) if squares else 0.0
-
-
 def as_computed(weight: Tensor) -> Tensor:
     """Return `weight`, detached, in the dtype of the SVD: at least float32."""
     return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))

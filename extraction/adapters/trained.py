@@ -9,8 +9,7 @@
     svd      W + U diag(delta_S) Vh, delta_S (r,)     `adapters.delta_s`  delta_S
     lora     W + B A, A (rank, d_in), B (d_out, rank) peft's LoRA         B flattened row by row; A is frozen
 
-A stays frozen, since directions would lose their meaning if it moved. With `train_a`, for a training without
-directions, coordinates are [A; B].
+A stays frozen, since directions would lose their meaning if it moved.
 
 `save_as_lora` writes the change of delta_S as a LoRA of peft, for programs that know no other adapter:
 
@@ -54,7 +53,6 @@ class Trained:
     Args:
         model: without an adapter.
         start: the model's frames, which define the coordinates.
-        train_a: train A too (lora only).
 
     Attributes:
         model: the PEFT model around the given one.
@@ -62,30 +60,31 @@ class Trained:
         sizes: the number of coordinates r of each module.
     """
 
-    def __init__(self, model: PreTrainedModel, start: Frames, *, train_a: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, start: Frames) -> None:
         self.basis: Basis = start.basis
-        self.start, self._base, self._train_a = start, model, train_a
-        self.model = _wrapped(model, start, train_a)
+        self.start, self._base = start, model
+        self.model = wrapped(model, start)
         # peft has put its layers where the modules were.
         self.layers = {module: model.get_submodule(module) for module in start}
-        self.sizes = {module: sum(p.numel() for p in self.trainable(module)) for module in start}
+        for layer in self.layers.values():
+            if isinstance(layer, LoraLayer):
+                # Registered with peft, not only requires_grad = False: peft turns gradients on again in set_adapter.
+                layer.frozen_peft_weight_names = {ADAPTER: ("lora_A",)}
+                layer._freeze_non_trainable_peft_weights(ADAPTER)
+        self.sizes = {module: self.trainable(module).numel() for module in start}
 
-    def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
-        """Return the trainable parameters of a module; flattened in this order, they are its coordinates."""
+    def trainable(self, module: str) -> nn.Parameter:
+        """Return the trainable parameter of a module; flattened, it is its coordinates."""
         layer = self.layers[module]
-        if isinstance(layer, DeltaSLayer):
-            return (layer.delta_S[ADAPTER],)
-        A, B = lora_factors(layer)
-        return (A, B) if self._train_a else (B,)
+        return layer.delta_S[ADAPTER] if isinstance(layer, DeltaSLayer) else lora_factors(layer)[1]
 
     @torch.no_grad()
     def frames(self) -> Frames:
         """Return the frames at the present coordinates, without copies; their taps are used while `folded` is open."""
-        assert not self._train_a, "directions are read through a frozen A"
         frames: dict[str, Frame] = {}
         for module, layer in self.layers.items():
             if isinstance(layer, DeltaSLayer):
-                held, scale = layer.factors, layer.S + self.trainable(module)[0]
+                held, scale = layer.factors, layer.S + self.trainable(module)
                 # delta_S may have moved a singular value near 0, by which a tap with one factor would divide.
                 if not condition(scale) <= MAX_CONDITION:
                     U, Vh = layer.frames()
@@ -117,17 +116,19 @@ class Trained:
 
     def parameters(self) -> list[nn.Parameter]:
         """Return all trainable parameters, module by module, for an optimizer."""
-        return [parameter for module in self.layers for parameter in self.trainable(module)]
+        return [self.trainable(module) for module in self.layers]
 
     def values(self) -> dict[str, Tensor]:
         """Return a copy of the coordinates, {module: (r,)}."""
-        return {module: torch.cat([whole(p).flatten() for p in self.trainable(module)]) for module in self.layers}
+        return {module: whole(self.trainable(module)).flatten().clone() for module in self.layers}
 
     @torch.no_grad()
     def load_values(self, values: Mapping[str, Tensor]) -> None:
         """Overwrite the coordinates."""
-        for parameter, part in self._parts(values):
-            parameter.copy_(spread_as(parameter, part))
+        assert {module: len(value) for module, value in values.items()} == self.sizes
+        for module, value in values.items():
+            parameter = self.trainable(module)
+            parameter.copy_(spread_as(parameter, value.view(parameter.shape)))
 
     @contextmanager
     def at(self, values: Mapping[str, Tensor]) -> Iterator[None]:
@@ -145,30 +146,15 @@ class Trained:
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Set every `.grad` to its part of {module: (r,)}."""
-        for parameter, part in self._parts(gradients):
-            parameter.grad = part.detach().to(parameter, copy=True)
-
-    def save(self, directory: Path) -> None:
-        """Save the adapter as a peft directory."""
-        # peft keeps a set in an order that differs between processes; sorted, the file has the same bytes every time.
-        for config in self.model.peft_config.values():
-            config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
-        self.model.save_pretrained(str(directory), save_embedding_layers=False)
+        for module, gradient in gradients.items():
+            parameter = self.trainable(module)
+            parameter.grad = gradient.detach().view(parameter.shape).to(parameter, copy=True)
 
     def remove(self) -> None:
         """Take the adapter off the model."""
         self.model.unload()  # pyright: ignore[reportCallIssue]
         if hasattr(self._base, "peft_config"):
             del self._base.peft_config
-
-    def _parts(self, vectors: Mapping[str, Tensor]) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield each parameter with its part of {module: (r,)}."""
-        assert {module: len(vector) for module, vector in vectors.items()} == self.sizes
-        for module, vector in vectors.items():
-            parameters = self.trainable(module)
-            parts = vector.split([parameter.numel() for parameter in parameters])
-            for parameter, part in zip(parameters, parts, strict=True):
-                yield parameter, part.view(parameter.shape)
 
 
 def lora_factors(layer: nn.Module | LoraLayer, adapter: str = ADAPTER) -> tuple[nn.Parameter, nn.Parameter]:
@@ -185,7 +171,15 @@ def is_plain(layer: LoraLayer) -> bool:
     return type(layer) is Linear and not layer.lora_magnitude_vector and not layer.lora_variant
 
 
-def _wrapped(model: PreTrainedModel, start: Frames, train_a: bool) -> PeftModel:
+def save_adapter(model: PeftModel, directory: Path) -> None:
+    """Save the adapter of a model as a peft directory."""
+    # peft keeps a set in an order that differs between processes; sorted, the file has the same bytes every time.
+    for config in model.peft_config.values():
+        config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
+    model.save_pretrained(str(directory), save_embedding_layers=False)
+
+
+def wrapped(model: PreTrainedModel, start: Frames) -> PeftModel:
     """Put an adapter at zero on the modules of `start`: with their factors, or LoRA without dropout, with their A.
 
     peft draws initial weights, but the caller's RNG keeps its state.
@@ -198,17 +192,13 @@ def _wrapped(model: PreTrainedModel, start: Frames, train_a: bool) -> PeftModel:
         config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(start), num_triplets=rank)
         config.factors = {module: frame.held for module, frame in start.items() if isinstance(frame, SvdFrame)}
     with quiet_peft(), torch.random.fork_rng(devices=[]):
-        wrapped = get_peft_model(model, config)
-    assert isinstance(wrapped, PeftModel)
+        adapted = get_peft_model(model, config)
+    assert isinstance(adapted, PeftModel)
     for module, frame in start.items():
         layer = model.get_submodule(module)
         if isinstance(frame, LoraFrame) and isinstance(layer, LoraLayer):
             lora_factors(layer)[0].data.copy_(frame.A)
-            if not train_a:
-                # Registered with peft, not only requires_grad = False: peft turns gradients on again in set_adapter.
-                layer.frozen_peft_weight_names = {ADAPTER: ("lora_A",)}
-                layer._freeze_non_trainable_peft_weights(ADAPTER)
-    return wrapped
+    return adapted
 
 
 def _lora_config(layers: Mapping[str, nn.Module], rank: int) -> LoraConfig:
@@ -222,25 +212,20 @@ def _lora_config(layers: Mapping[str, nn.Module], rank: int) -> LoraConfig:
     )
 
 
-def lora_rank(trained: Trained) -> int:
-    """Return R, the rank of the adapter that `save_as_lora` writes."""
-    return max(trained.sizes.values())
-
-
 @torch.no_grad()
 def save_as_lora(trained: Trained, directory: Path) -> None:
     """Write delta_S as a LoRA, a peft directory, in the dtype of the weights."""
-    tensors, rank = {}, lora_rank(trained)
+    tensors, rank = {}, max(trained.sizes.values())
     for module, layer in trained.layers.items():
         assert isinstance(layer, DeltaSLayer)
-        (U, Vh), (delta_S,) = layer.frames(), trained.trainable(module)
+        (U, Vh), delta_S = layer.frames(), trained.trainable(module)
         missing = rank - len(delta_S)
         # Rounded once: the product has at least float32.
         for name, factor in (("A", F.pad(Vh, (0, 0, 0, missing))), ("B", F.pad(U * delta_S, (0, missing)))):
             tensors[f"base_model.model.{module}.lora_{name}.weight"] = factor.to(layer.weight.dtype).cpu().contiguous()
     config = _lora_config({name: base_layer(layer) for name, layer in trained.layers.items()}, rank)
     config.inference_mode = True
-    config.target_modules = sorted(trained.layers)  # as in `Trained.save`
+    config.target_modules = sorted(trained.layers)  # as in `save_adapter`
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})  # as peft

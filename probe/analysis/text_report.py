@@ -124,15 +124,13 @@ def heldout_table(analysis: Analysis) -> TextTable:
     rows = []
     for evaluation in analysis.outcome.evaluations if analysis.outcome else []:
         moved = evaluation["frozen"] or {}
-        moves = [
-            shown(moved.get(name), "+.3f") for name in ("margin", "cos_moved", "hackward_frac_moved", "hackward_q95")
-        ]
+        moves = [shown(moved.get(name), "+.3f") for name in ("margin", "cos_moved", "hackward_frac_moved")]
         for setting, rates in evaluation["rates"].items():
             # With one setting, the row over all settings would repeat it.
             if setting != ALL or len(evaluation["rates"]) > 2:
                 place = (str(evaluation["step"]), evaluation["weights"], setting, str(rates["num_problems"]))
                 rows.append((*place, *(shown(rates[rate]["rate"], ".2f") for rate in RATES), *moves))
-    header = ("steps", "weights", "setting", "problems", *RATES, "margin", "cos_moved", "hackward_frac", "Haar 95th")
+    header = ("steps", "weights", "setting", "problems", *RATES, "margin", "cos_moved", "hackward_frac")
     title = (
         "Held-out problems (margin: change of held-out logp(hack) - logp(clean); moved: start minus now; Haar 95th: of "
         "hackward_frac along random directions)"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from extraction.files import direction_names
+from extraction.words import direction_names
 from probe.records.run import DEFAULT_OUT, elsewhere, run_names
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json, plain_name

@@ -20,7 +20,7 @@ track_option = one_of("--track", TRACKERS, TRACK, multiple=True)  # `track: tupl
 
 def check_names(pools: Sequence[str], pairs: str, out: Path) -> None:
     """Refuse pools and built-in pairs that do not exist before torch is imported, which takes seconds."""
-    from extraction.selection import is_builtin, load_pairs
+    from extraction.pairs import is_builtin, load_pairs
     from replay_pools.pool import resolve_pool
 
     checks = [partial(resolve_pool, name, out) for name in pools]
@@ -72,12 +72,3 @@ def evaluation_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
 def _cell(rate: Mapping[str, Any]) -> str:
     interval = rate["interval"]
     return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
-
-
-def truncation_line(basis: str, truncation: dict[str, Any]) -> str:
-    """Describe `Frames.truncation` in a sentence."""
-    left_out = truncation["left_out"]
-    return (
-        f"the rank of {basis} leaves out {left_out['median']:.0%} of |W| (median of {truncation['modules']} modules), "
-        f"at most {left_out['max']:.0%}"
-    )

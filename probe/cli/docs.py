@@ -1,5 +1,6 @@
 """probe settings, probe docs: the settings of runs and the pages of the manual."""
 
+from importlib.metadata import distribution
 from pathlib import Path
 
 import click
@@ -7,9 +8,10 @@ import orjson
 
 from probe.cli._frame import Table, Text
 from probe.cli._settings import verb
-from probe.settings.guide import manual
 from probe.settings.run import setting_rows
-from replay_pools.base.errors import unknown_name
+from replay_pools.base.errors import InputError, unknown_name
+
+SHIPPED = "gradient-probe"  # the folder of the manual among the data files of the installed package
 
 
 @verb(has_out=False)
@@ -56,6 +58,28 @@ def docs(page: str | None) -> Text:
     text = _text(pages[page])
     yield text.rstrip()
     return {"page": page, "path": str(pages[page]), "text": text}
+
+
+def manual() -> Path:
+    """Return the folder spec/ of the checkout, or its copy in the installed package.
+
+    `pip install --target` puts the copy next to the packages, and not where the list of files says.
+
+    Raises:
+        InputError: neither exists.
+    """
+    packages = Path(__file__).parents[2]
+    folders = [packages / "spec", packages / "share" / SHIPPED]
+    for file in distribution("gradient-probe").files or ():
+        if file.match(f"{SHIPPED}/guide/*.md"):
+            folders.append(Path(str(file.locate())).resolve().parents[1])
+            break
+    for folder in folders:
+        if (folder / "guide").is_dir():
+            return folder
+    raise InputError(
+        "probe docs", expected=f"the manual in {folders[-1]}", found="none", fix="install gradient-probe again"
+    )
 
 
 def _text(path: Path) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 from extraction.words import BASES, Adapted, Basis
 from probe.cli._frame import Table, Text, command, name_option, one_of, say
-from probe.cli._running import truncation_line
 from probe.cli._settings import MODEL, PAIRS, configured, settings_options, verb
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
@@ -37,11 +36,9 @@ def extract(name: str, basis: Basis, out: Path, **settings: Any) -> Text:
     if config.model.name is None:
         config = replace(config, model=replace(config.model, name="organism"))
     direction = extracted(config, basis, out, say)
-    path, truncation = direction.save(name, out), direction.truncation
+    path = direction.save(name, out)
     card = read_card(path)
     yield from described_card(path, card)
-    if truncation is not None:
-        yield truncation_line(basis, truncation)
     model, pool = str(config.model.name), ["--replay-dirs", SAMPLED]
     if model == "organism":
         pool = []
@@ -50,7 +47,7 @@ def extract(name: str, basis: Basis, out: Path, **settings: Any) -> Text:
     else:
         yield f"no pool of {model} yet; first: {command('pool', 'generate', '--model', model, '--name', SAMPLED)}"
     yield f"next: {command('replay', *pool, '--v-hack', name, *_more(config, basis))}"
-    return {"path": str(path), **card, "truncation": truncation}
+    return {"path": str(path), **card}
 
 
 def _pools_of(model: str, out: Path) -> list[str]:

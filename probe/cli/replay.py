@@ -9,7 +9,7 @@ import click
 
 from probe.analysis.formatting import shown
 from probe.cli._frame import Table, Text, command, dry_run_option, name_option, out_option, say
-from probe.cli._running import check_names, ended, previewed, track_option, truncation_line
+from probe.cli._running import check_names, ended, previewed, track_option
 from probe.cli._settings import PAIRS, configured, say_defaults, settings_options, verb
 from probe.records.run import elsewhere, read_run
 from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
@@ -111,7 +111,7 @@ def _told(directory: Path) -> Text:
             by_prompt = prompt_means([getattr(step, column) for step in known], [step.problem_id for step in known])
             row[column] = fmean(by_prompt.values()) if by_prompt else None
         rows.append(row)
-    additivity, truncation = run.manifest["additivity"], run.manifest["truncation"]
+    additivity = run.manifest["additivity"]
     keys = ["condition", "arm", "steps"] if len({row["condition"] for row in rows}) > 1 else ["arm", "steps"]
     cells = [[*map(row.get, keys), *(shown(row[name], "+.4f") for name in columns)] for row in rows]
     yield Table([*keys, *columns], cells)
@@ -126,8 +126,5 @@ def _told(directory: Path) -> Text:
             f"NOT ADDITIVE: in steps {', '.join(map(str, steps))} the samples' gradients miss the batch gradient by up "
             f"to {additivity['largest']:.1e} of it (tolerance {additivity['tolerance']:.0e}): do not use these numbers"
         )
-    for basis, cut in truncation.items():
-        if cut is not None:
-            yield truncation_line(basis, cut)
     yield f"means over prompts; run in {directory}; next: {command('analyze', directory)}"
-    return {"path": str(directory), "arms": rows, "additivity": additivity, "truncation": truncation}
+    return {"path": str(directory), "arms": rows, "additivity": additivity}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from extraction.files import direction_names, resolve_directions
+from extraction.words import direction_names, resolve_directions
 from probe.analysis.formatting import shown
 from probe.cli._frame import Table, Text, command, completing, known, plain
 from probe.cli._settings import verb

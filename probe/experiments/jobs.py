@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from extraction.files import resolve_directions
+from extraction.words import resolve_directions
 from probe.experiments.spec import Cell, Criterion, Spec, SpecCondition
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings, check_recorded

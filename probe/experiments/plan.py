@@ -8,6 +8,7 @@ The notes of a plan say why a number is missing.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def _never_binds(config: ReplayConfig | TrainConfig) -> str:
 
     scale = "none" if loss.scale_rewards == "none" else "group"
     spread = config.reward_range
-    bound = advantage_bound(group, spread, estimator=loss.advantage_estimator, scale=scale)
+    bound = advantage_bound(group, spread, replace(loss, scale_rewards=scale))
     if loss.advantage_clip < bound:
         return ""
     return (

@@ -38,7 +38,7 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.coordinates import Frame, SvdFrame
 from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.frames import base_layer, check_adapters, make_frames, target_layers
-from extraction.adapters.targets import is_quantised, spread_as, whole
+from extraction.adapters.targets import spread_as, whole
 from extraction.adapters.trained import is_plain, lora_factors
 from extraction.directions import Directions
 from probe.integrations.processes import Groups, meet
@@ -142,13 +142,27 @@ class Setup:
 
 
 class Measured:
-    """A model in the coordinates of a direction file, on its `device`; arguments and refusals as in `probe.attach`."""
+    """A model in the coordinates of a direction file, on its `device`, watched until `stop`.
+
+    Arguments and refusals are those of `probe.attach`. The trainer averages gradients over `groups`; where taps are
+    needed, it is refused that no groups are known (None), or that some of their processes do not attach.
+    """
 
     def __init__(
-        self, where: str, model: nn.Module, directions: Directions, *, project: bool, cache_dir: Path | None
+        self,
+        where: str,
+        model: nn.Module,
+        directions: Directions,
+        stepped: Stepped,
+        groups: Groups | None,
+        scaler: torch.amp.GradScaler | None,
+        *,
+        project: bool,
+        cache_dir: Path | None,
     ) -> None:
         fingerprint = directions.metadata["fingerprint"]
         self._model, self._targets, self._project = model, fingerprint["targets"], project
+        self._meet, self._scaler = cache(partial(meet, groups)), scaler
         layers = target_layers(model, self._targets)
         bases = {module: base_layer(layer) for module, layer in layers.items()}
         frozen = [m for m, base in bases.items() if not project and not any(p.requires_grad for p in base.parameters())]
@@ -158,26 +172,10 @@ class Measured:
         self._changed: dict[str, None] = {}  # modules with a frozen weight that changed, in order
         self._taps: Taps | None = None
         self._watched: Setup | None = None  # the set-up that the taps were made for
-        self._now = self._setup(layers, frozenset(), None)
+        self._now = self._setup(layers, stepped, None)
         if self._now.refusal is not None:
             raise self._now.refusal
-
-    def start(self, stepped: Stepped, groups: Groups | None, scaler: torch.amp.GradScaler | None) -> None:
-        """Begin to watch the model.
-
-        Args:
-            stepped: the parameters of the optimizer.
-            groups: over which the trainer averages gradients (`averaging_groups`).
-            scaler: scales the loss.
-
-        Raises:
-            InputError: what `refresh` refuses, or the projection is not defined; taps are needed, and no groups are
-                known (None), or some of their processes do not attach.
-        """
-        self._meet, self._scaler, self._frozen = cache(partial(meet, groups)), scaler, {}
         self.refresh(stepped)
-        if self._now.refusal is not None:
-            raise self._now.refusal
         self._watch()
 
     def stop(self) -> None:
@@ -365,9 +363,7 @@ def _state(layers: Mapping[str, nn.Module], stepped: Stepped) -> list[tuple]:
 
 @torch.no_grad()
 def _sketch(weight: Tensor) -> Tensor:
-    """Return (d,), a fixed combination of the rows of a weight: any merge changes it. 0 for a quantised one."""
-    if is_quantised(weight):
-        return torch.zeros(1, device=weight.device)
+    """Return (d,), a fixed combination of the rows of a weight: any merge changes it."""
     # Every process looks at its own rows.
     rows = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
     return torch.arange(len(rows), device=rows.device).cos().to(rows.dtype) @ rows

@@ -5,60 +5,50 @@ With KL (`beta` above 0) GRPOTrainer 1.16 adds an adapter `ref`, for LoRA with a
 """
 
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from extraction.directions import Directions
-from probe.integrations.gradient_probe import PREFIX, GradientProbe, ProbeOptions, means
+from probe.integrations.hook import PREFIX, attach, means
 from probe.records.records import GradientRecord
 
 
 class GradientProbeCallback(TrainerCallback):
-    """Measures every optimizer step, projects its gradient with `project`, and adds means to the trainer's log.
+    """Attaches to the trainer's optimizer while it trains, and adds means of the records to the trainer's log.
 
     >>> trainer = GRPOTrainer(model, peft_config=LoraConfig(), ...)                                 # doctest: +SKIP
     >>> trainer.add_callback(GradientProbeCallback(trainer, "v_hack.safetensors"))                  # doctest: +SKIP
 
     Args:
         trainer: of any model; without DeepSpeed and FSDP1.
-        directions: with `project`, `side`, `overshoot`, `cache_dir` and `process_group` as in `probe.attach`.
+        directions: as in `probe.attach`, with its options `project`, `side`, `overshoot`, `cache_dir`, `process_group`.
         path: a file for the records, as in `probe.attach`, which the main process alone writes.
 
+    Attributes:
+        records: list[GradientRecord], one for every optimizer step; `step` is the trainer's `global_step` before it.
+
     Raises:
-        InputError: as in `probe.attach`; a fault of the optimizer is raised when training starts.
+        InputError: as in `probe.attach`, when training starts.
     """
 
-    def __init__(self, trainer: Trainer, directions: Directions | str | Path, **options: Unpack[ProbeOptions]) -> None:
-        model = trainer.model
-        assert isinstance(model, nn.Module)
-        self._trainer = trainer
+    def __init__(self, trainer: Trainer, directions: Directions | str | Path, **options: Any) -> None:
+        self._trainer, self._directions, self._options = trainer, directions, options
+        self.records: list[GradientRecord] = []
+        self._num_logged = 0
         if not trainer.is_world_process_zero():
             options["path"] = None
-        self._probe = GradientProbe(model, directions, scaler=trainer.accelerator.scaler, **options)
-        self._num_logged = 0
 
-    @property
-    def records(self) -> list[GradientRecord]:
-        """Return one record for every optimizer step; `step` is the trainer's `global_step` before it."""
-        return self._probe.records
-
-    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        """Refuse an optimizer that the probe cannot serve, which the trainer makes only now; begin to watch."""
-        self._probe.start(kwargs["optimizer"], self._trainer.model_wrapped)
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Attach to the optimizer, which the trainer makes only now, and to the model with its wrappers."""
+        model: Any = self._trainer.model_wrapped
+        given = {**self._options, "model": model, "first_step": state.global_step}
+        self._attached = attach(kwargs["optimizer"], self._directions, **given)
+        self.records = self._attached.records
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Stop watching the model."""
-        self._probe.stop()
-
-    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
-        """Measure the gradient; with `project`, project it."""
-        self._probe.before_step(state.global_step)
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Measure the update."""
-        self._probe.after_step()
+        self._attached.detach()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Log the means since the last log, as an entry of their own, when the trainer is about to log."""

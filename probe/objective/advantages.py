@@ -20,13 +20,12 @@ advantage to `advantage_bound`.
 
 import math
 from collections.abc import Callable
-from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from probe.settings.loss import LossSettings
-from probe.settings.words import ADVANTAGE_EPS, Estimator, Scale
+from probe.settings.words import Estimator
 
 MAXRL_EPS = 1e-6
 
@@ -53,17 +52,18 @@ def advantages(rewards: Tensor, loss: LossSettings, *, batch_std: float = math.n
     """Compute the advantages of one group, before the cap; all zero if s is below `min_group_std`.
 
     Args:
-        rewards: (G,) rewards, nan if unknown.
+        rewards: (G,) floating-point rewards, nan if unknown.
         loss: estimator, scale and their parameters.
         batch_std: standard deviation of all rewards of the batch, for scale "batch".
 
     Returns:
-        (G,) in the dtype of `rewards` (float32 for integer rewards).
+        (G,) in the dtype of `rewards`.
 
     Raises:
-        ValueError: the rewards are no vector, or infinite.
+        ValueError: a reward is infinite.
     """
-    rewards = _as_vector(rewards)
+    if bool(rewards.isinf().any()):
+        raise ValueError(f"rewards: expected finite numbers or nan, found {rewards}")
     known = ~rewards.isnan()
     result = torch.zeros_like(rewards)
     std = group_std(rewards)
@@ -86,7 +86,6 @@ def sample_advantages(loss: LossSettings, rewards: Tensor, strata: Tensor | None
     Args:
         strata: the stratum number of each sample, in the shape of the rewards.
     """
-    rewards = rewards if rewards.is_floating_point() else rewards.float()
     result = torch.ones_like(rewards.flatten())
     if loss.loss_type == "nll":
         return result
@@ -105,15 +104,7 @@ def group_std(rewards: Tensor) -> float:
     return float(rewards.std(correction=1))
 
 
-def advantage_bound(
-    num_samples: int,
-    reward_range: float,
-    *,
-    estimator: Estimator = "grpo",
-    scale: Scale = "none",
-    eps: float = ADVANTAGE_EPS,
-    batch_std: float = 0.0,
-) -> float:
+def advantage_bound(num_samples: int, reward_range: float, loss: LossSettings, *, batch_std: float = 0.0) -> float:
     """Return the largest |A| that any group can reach; a cap at or above it does nothing.
 
         centred         R (G - 1) / G          one sample at one end of the range, the others at the other end
@@ -125,19 +116,18 @@ def advantage_bound(
     Args:
         num_samples: G.
         reward_range: R, largest minus smallest reward.
-        estimator, scale, eps: as in `LossSettings`.
-        batch_std: as in `advantages`.
+        loss, batch_std: as in `advantages`.
     """
-    if estimator == "reinforce":
+    if loss.advantage_estimator == "reinforce":
         return reward_range
     if num_samples < 2:
         return 0.0
-    if estimator == "maxrl":
+    if loss.advantage_estimator == "maxrl":
         return float(num_samples - 1)
-    bound = (num_samples - 1) / (math.sqrt(num_samples) if scale == "group" else num_samples)
-    if scale == "group":
-        return bound
-    return bound * reward_range / (batch_std + eps if scale == "batch" else 1.0)
+    if loss.scale_rewards == "group":
+        return (num_samples - 1) / math.sqrt(num_samples)
+    bound = (num_samples - 1) / num_samples * reward_range
+    return bound / (batch_std + loss.advantage_eps) if loss.scale_rewards == "batch" else bound
 
 
 def advantage_diagnostics(
@@ -171,14 +161,7 @@ def advantage_diagnostics(
     of_samples, bound = torch.cat([advantages(group, loss, batch_std=batch_std) for group in groups]), None
     before = of_samples if token_advantages is None else token_advantages
     if token_advantages is None:
-        bound = advantage_bound(
-            max(map(len, groups)),
-            reward_range,
-            estimator=loss.advantage_estimator,
-            scale=loss.scale_rewards,
-            eps=loss.advantage_eps,
-            batch_std=batch_std,
-        )
+        bound = advantage_bound(max(map(len, groups)), reward_range, loss, batch_std=batch_std)
     after = before if clip is None else before.clamp(-clip, clip)
     magnitude = before.abs()
     capped = magnitude > (math.inf if clip is None else clip)
@@ -197,24 +180,20 @@ def advantage_diagnostics(
     }
 
 
-class RewardStats(TypedDict):
-    """Reward statistics of a step, under their wire names: means over its groups."""
+def reward_stats(rewards: Tensor) -> dict[str, float]:
+    """Return mean, deviation (ddof = 1) and spread within a group, means over the groups, under their wire names.
 
-    reward_mean: float
-    reward_std: float  # within a group, ddof = 1
-    reward_spread: float  # largest minus smallest within a group
-
-
-def reward_stats(rewards: Tensor) -> RewardStats:
-    """Compute the statistics of one group (G,) or a step's groups (P, G); at least one reward must be known."""
-    groups = [_as_vector(group) for group in (rewards if rewards.ndim == 2 else rewards[None])]
+    Args:
+        rewards: of one group (G,) or a step's groups (P, G), nan if unknown; at least one is known.
+    """
+    groups = rewards.reshape(-1, rewards.shape[-1])
     # Groups without a known reward do not count.
     known = [group[~group.isnan()] for group in groups if not bool(group.isnan().all())]
-    return RewardStats(
-        reward_mean=float(rewards[~rewards.isnan()].mean()),
-        reward_std=sum(map(group_std, known)) / len(known),
-        reward_spread=sum(float(group.max() - group.min()) for group in known) / len(known),
-    )
+    return {
+        "reward_mean": float(rewards[~rewards.isnan()].mean()),
+        "reward_std": sum(map(group_std, known)) / len(known),
+        "reward_spread": sum(float(group.max() - group.min()) for group in known) / len(known),
+    }
 
 
 def _parts(rewards: Tensor, strata: Tensor | None) -> list[Tensor]:
@@ -226,9 +205,3 @@ def _parts(rewards: Tensor, strata: Tensor | None) -> list[Tensor]:
     for row, labels in zip(places, strata.reshape(places.shape), strict=True):
         parts += [row[labels == stratum] for stratum in labels.unique()]
     return parts
-
-
-def _as_vector(rewards: Tensor) -> Tensor:
-    if rewards.ndim != 1 or len(rewards) == 0 or bool(rewards.isinf().any()):
-        raise ValueError(f"rewards: expected a vector (G,) of finite numbers or nan, found {rewards}")
-    return rewards if rewards.is_floating_point() else rewards.float()

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -53,42 +52,32 @@ def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callab
             package = PACKAGES[name][0]
             fix = f"pip install {package}"
             raise InputError(f"--track {name}", expected=f"the package {package}", found="none", fix=fix)
-    # {tracker: it runs, or None until the run has a config}; a tracker that raises is left out.
+    # {tracker: it runs, or None before the first numbers}; a tracker that raises is left out.
     trackers: dict[str, Any] = dict.fromkeys(names)
     read = {STEPS_FILE: 0, EVALS_FILE: 0}  # bytes of each file: while a process runs, files only grow
 
-    def attempt(name: str, action: Callable[[Any], Any]) -> None:
+    def attempt(name: str, action: str, *arguments: Any, **options: Any) -> None:
         try:
             # Trackers print greetings, and with --json stdout must be one object.
             with redirect_stdout(sys.stderr):
-                action(trackers[name])
+                trackers[name] = trackers[name] or _start(name, directory, out_dir / "tracking")
+                getattr(trackers[name], action)(*arguments, **options)
         # Trackers may raise anything, and no run should be lost to one.
         except Exception as error:
             del trackers[name]
             say(f"tracker {name} is dropped: {' '.join(str(error).split())}; records are in {directory}")
 
-    def begin(name: str) -> None:
-        trackers[name] = _start(name, directory.name, out_dir / "tracking")
-        values = flat(read_json(directory / CONFIG_FILE), lists=True).items()
-        trackers[name].store_init_configuration(
-            {key: value if isinstance(value, int | float | str) else str(value) for key, value in values}
-        )
-
     def update() -> None:
-        if not (directory / CONFIG_FILE).is_file():
-            return
         numbers: dict[int, dict[str, float]] = defaultdict(dict)
-        for file, numbers_of in ((STEPS_FILE, step_values), (EVALS_FILE, evaluation_values)):
+        for file, num_read in read.items():
             path = directory / file
             plain = read_plain(path) if path.is_file() else b""
-            new, read[file] = plain[read[file] :], len(plain)
-            for row in decode_jsonl(new, path):
+            read[file] = len(plain)
+            for row in decode_jsonl(plain[num_read:], path):
                 numbers[row["step"]] |= numbers_of(row)
-        for name in [name for name, tracker in trackers.items() if tracker is None]:
-            attempt(name, lambda _, name=name: begin(name))
         for step in sorted(numbers):  # trackers expect ascending steps
             for name in [*trackers]:
-                attempt(name, methodcaller("log", numbers[step], step=step))
+                attempt(name, "log", numbers[step], step=step)
 
     try:
         with on_progress(lambda what, done, total: update()):
@@ -96,46 +85,28 @@ def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callab
         update()
     finally:
         for name in [name for name, tracker in trackers.items() if tracker is not None]:
-            attempt(name, methodcaller("finish"))
+            attempt(name, "finish")
 
 
-def step_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of one line of `steps.jsonl` as [CONDITION/]ARM/FIELD."""
-    condition = "" if row["condition"] == DEFAULT_CONDITION else f"{row['condition']}/"
+def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a line: [CONDITION/]ARM/FIELD of a step, eval/FIELD, as eval/rates/all/hack/rate."""
+    place = f"{row.get('arm', 'eval')}/"
+    if row.get("condition", DEFAULT_CONDITION) != DEFAULT_CONDITION:
+        place = f"{row['condition']}/{place}"
     values = {}
-    for name, value in row.items():
+    for name, value in flat(row).items():
         if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
-            values[f"{condition}{row['arm']}/{name}"] = value
+            values[place + name.replace(".", "/").replace(" ", "_")] = value
     return values
 
 
-def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of one line of `evals.jsonl`, without rates over no rollouts.
-
-    Rates are eval/SETTING/METRIC, a monitor's numbers eval/monitor/WEIGHTS/METRIC.
-    """
-    values = {}
-    for setting, metrics in row["rates"].items():
-        for metric, counted in metrics.items():
-            # num_rollouts and num_problems are plain counts.
-            if isinstance(counted, dict) and counted["rate"] is not None:
-                values[f"eval/{setting.replace(' ', '_')}/{metric}"] = counted["rate"]
-    if row.get("cca") is not None:
-        values["eval/cca"] = row["cca"]
-    for weights, found in row.get("monitor", {}).items():
-        for metric in ("auroc", "recall", "fpr"):
-            if found[metric] is not None:
-                values[f"eval/monitor/{weights}/{metric}"] = found[metric]
-    return values
-
-
-def _start(name: str, run: str, folder: Path) -> Any:
+def _start(name: str, directory: Path, folder: Path) -> Any:
     """Start an accelerate tracker that stores in `folder`. Environment variables that are already set win."""
     from accelerate.state import PartialState
     from accelerate.tracking import TensorBoardTracker, WandBTracker
 
     folder.mkdir(parents=True, exist_ok=True)
-    folder = folder.resolve()
+    folder, run = folder.resolve(), directory.name
     os.environ.setdefault("WANDB_MODE", "offline")
     os.environ.setdefault("WANDB_DIR", str(folder))
     makers: dict[str, Callable[[], Any]] = {
@@ -147,4 +118,8 @@ def _start(name: str, run: str, folder: Path) -> Any:
     PartialState(cpu=True)
     tracker = makers[name]()
     tracker.start()
+    settings = flat(read_json(directory / CONFIG_FILE), lists=True).items()
+    tracker.store_init_configuration(
+        {key: value if isinstance(value, int | float | str) else str(value) for key, value in settings}
+    )
     return tracker

@@ -32,9 +32,8 @@ from transformers import PreTrainedModel
 from extraction.batch import Batch, Rows
 from extraction.library import pair_batch
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
-from extraction.pairs import Pair
+from extraction.pairs import Pair, selected_pairs
 from extraction.passes import each_pass, zeros
-from extraction.selection import selected_pairs
 from probe.settings.remedy import RemedyConfig
 from probe.settings.run import StepConfig
 from probe.step.distributed import transformer_blocks

@@ -212,7 +212,7 @@ def checked_pairs(
     config: ReplayConfig, say: Callable[[str], object], *, with_tokens: bool = True
 ) -> tuple["list[Pair]", list[str]]:
     """Return the pairs, checked with the model's tokenizer for `with_tokens`, and cautions; `say` gets notes."""
-    from extraction.selection import selected_pairs
+    from extraction.pairs import selected_pairs
 
     extraction = config.intervention.extraction
     pairs = selected_pairs(extraction, say)
@@ -246,8 +246,7 @@ def group_size(log: CheckedLog) -> int:
 
 def _default_name(log: CheckedLog, config: ReplayConfig, limit: int | None) -> str:
     """Return the file's name with a hash of everything that affects the result, so that no two results share a name."""
-    from extraction.pairs import pairs_sha
-    from extraction.selection import selected_pairs
+    from extraction.pairs import pairs_sha, selected_pairs
 
     pairs, sizes = pairs_sha(selected_pairs(config.intervention.extraction)), [len(group) for group in log.groups]
     shape = [log.sha256, sizes, log.mapping, log.format.name, asdict(config), pairs, limit]

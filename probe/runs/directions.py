@@ -22,7 +22,7 @@ from torch import Tensor
 from extraction.adapters.frames import Frames
 from extraction.directions import Directions, load_directions, save_directions
 from extraction.library import DirectionLibrary, source_identity
-from extraction.selection import selected_pairs
+from extraction.pairs import selected_pairs
 from extraction.stacks import Stacks
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR

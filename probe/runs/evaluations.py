@@ -17,7 +17,6 @@ The frozen probe batch consists of held-out pairs, scored under the policy again
     margin                         mean over pairs of (sum logp(hack) - sum logp(clean)) now, minus that of the base
     kl_from_base                   mean k3 per token of both (an estimate on the pairs' texts, not the policy's)
     cos_moved, hackward_frac_moved of start - now, which points like a sum of gradients, with the first directions
-    hackward_q95                   95th percentile of hackward_frac_moved for Haar-distributed directions (N1)
 
 The reference is fixed: base policy, pairs and directions from the start, even if the run refreshes its directions.
 `probe.runs.heldout` samples and counts.
@@ -39,7 +38,7 @@ from extraction.pairs import Pair
 from extraction.passes import score
 from probe.analysis.horizon import start_cautions
 from probe.analysis.training_runs import evaluation_path
-from probe.objective.kl import kl_terms
+from probe.objective.terms import kl_terms
 from probe.records.records import StepRecord, nullable
 from probe.records.run import EVALS_FILE, EVALUATIONS_DIR, STEPS_FILE, read_evals, read_records
 from probe.runs.assemble import configured_policy
@@ -50,7 +49,7 @@ from probe.runs.training_inputs import TrainingInputs
 from probe.runs.trusted import mean_cca, moved_directions
 from probe.settings.run import EvalConfig
 from probe.settings.words import ALL
-from probe.step.projection import haar_hackward_quantile, sample_cosines
+from probe.step.projection import sample_cosines
 from probe.step.update import Updater
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, write_atomic, write_json
@@ -100,7 +99,6 @@ class FrozenBatch:
             "kl_from_base": float(kl[mask].double().mean()),
             "cos_moved": nullable(float(cosines.cos)),
             "hackward_frac_moved": nullable(float(torch.as_tensor(cosines.hackward_frac))),
-            "hackward_q95": nullable(haar_hackward_quantile(moved, self._vectors)),
         }
 
     def _score(self) -> Tensor:

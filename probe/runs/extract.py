@@ -28,11 +28,10 @@ from extraction.directions import (
     save_directions,
     save_pair_gradients,
 )
-from extraction.files import resolve_directions
 from extraction.library import DirectionLibrary, check_pairs, pairs_path
 from extraction.pair_files import store_rows
-from extraction.selection import selected_pairs
-from extraction.words import Basis, kind_of
+from extraction.pairs import selected_pairs
+from extraction.words import Basis, kind_of, resolve_directions
 from probe.analysis.statistics.geometry import PairGram
 from probe.analysis.statistics.nulls import sign_transfer
 from probe.records.run import DEFAULT_OUT
@@ -76,7 +75,6 @@ class Direction(Directions):
 
     pairs: PairGradients | None = None  # gradients it was extracted from; None if their file is missing
     adapted: Mapping[str, Any] | None = None  # fields of `Adapted` for the model
-    truncation: dict[str, Any] | None = None  # `Frames.truncation` of the basis
 
     @classmethod
     def of(cls, found: Directions, **origin: Any) -> Self:
@@ -253,4 +251,4 @@ def extracted(
     frames = configured_frames(policy, basis, model, out / "cache")
     library = DirectionLibrary(policy, frames, extraction, normaliser(config.objective), cache_dir=cache_dir, say=say)
     adapted = frames.adapted and asdict(frames.adapted)
-    return Direction.of(library.v_hack, pairs=library.pair_gradients, adapted=adapted, truncation=frames.truncation)
+    return Direction.of(library.v_hack, pairs=library.pair_gradients, adapted=adapted)

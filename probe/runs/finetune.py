@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 
 import orjson
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from extraction.adapters.frames import lora_frames
-from extraction.adapters.trained import Trained
+from extraction.adapters.trained import save_adapter, wrapped
 from probe.runs.resume import check_same
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json, file_sha256, read_sealed, sync, write_sealed
@@ -134,12 +135,12 @@ def finetune(
     is_new = not directory.exists()
     if is_new:
         frames = lora_frames(policy.model, seed=settings.seed, rank=settings.rank, model_id=policy.base_model)
-        trained = Trained(policy.model, frames, train_a=True)
+        adapted = wrapped(policy.model, frames)
         write_sealed(folder / CARD, card)
-        trainer = _trainer(policy, trained, [*islice(examples, settings.steps * settings.batch)], settings, folder)
+        trainer = _trainer(policy, adapted, [*islice(examples, settings.steps * settings.batch)], settings, folder)
         trainer.train(resume_from_checkpoint=_newest(folder))
         losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-        _write(trained, directory, {**card, "git_commit": git_commit(), "losses": losses}, policy if merge else None)
+        _write(adapted, directory, {**card, "git_commit": git_commit(), "losses": losses}, policy if merge else None)
     elif directory not in begun:
         raise InputError(directory, expected="the result of this command", found="other files", fix="use --name")
     shutil.rmtree(folder, ignore_errors=True)
@@ -147,9 +148,9 @@ def finetune(
 
 
 def _trainer(
-    policy: Policy, trained: Trained, examples: Sequence[Example], settings: FinetuneSettings, folder: Path
+    policy: Policy, adapted: PeftModel, examples: Sequence[Example], settings: FinetuneSettings, folder: Path
 ) -> Trainer:
-    """Return the Trainer of all parameters of `trained`, which takes the examples in their order, one a pass."""
+    """Return the Trainer of both factors of a LoRA, which takes the examples in their order, one a pass."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=settings.steps,
@@ -170,7 +171,7 @@ def _trainer(
         disable_tqdm=True,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # without DataParallel over all GPUs of the machine
-    trainer = Trainer(trained.model, arguments, _collated, examples, callbacks=[_Progress()])  # type: ignore[arg-type]
+    trainer = Trainer(adapted, arguments, _collated, examples, callbacks=[_Progress()])  # type: ignore[arg-type]
     trainer.remove_callback(PrinterCallback)  # it writes to stdout
     return trainer
 
@@ -201,16 +202,16 @@ def unfinished(directory: Path) -> Path:
     return directory.parent / f".{directory.name}.unfinished"
 
 
-def _write(trained: Trained, directory: Path, card: dict[str, Any], merged_into: Policy | None) -> None:
+def _write(adapted: PeftModel, directory: Path, card: dict[str, Any], merged_into: Policy | None) -> None:
     """Write the adapter, or the merged base, with the card, atomically."""
     folder = unfinished(directory) / "result"
     shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
     folder.mkdir(parents=True)
     if merged_into is None:
-        trained.save(folder)
+        save_adapter(adapted, folder)
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty card
     else:
-        merged: Any = trained.model.merge_and_unload()
+        merged: Any = adapted.merge_and_unload()
         merged.save_pretrained(folder)
         merged_into.tokenizer.save_pretrained(folder)
     files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}

@@ -17,7 +17,7 @@ from pathlib import Path
 from extraction.adapters.trained import Trained
 from extraction.batch import make_batch
 from extraction.library import pair_batch
-from extraction.selection import selected_pairs
+from extraction.pairs import selected_pairs
 from extraction.words import Basis
 from probe.analysis.statistics.intervals import prompt_means
 from probe.records.records import LookaheadRecord

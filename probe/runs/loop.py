@@ -21,6 +21,7 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from extraction.adapters.trained import save_adapter
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, StepRecord
 from probe.records.run import (
@@ -220,9 +221,9 @@ def _save_adapter(directory: Path, training: TrainingState) -> None:
     """Save the deployed policy as a peft directory and, with quarantined weights, the policy in training as another."""
     trained = training.updater.trained
     with training.updater.deployed():
-        trained.save(directory / ADAPTER_DIR)
+        save_adapter(trained.model, directory / ADAPTER_DIR)
     if training.updater.is_deployed_apart:
-        trained.save(directory / f"{ADAPTER_DIR}-training")
+        save_adapter(trained.model, directory / f"{ADAPTER_DIR}-training")
         start = directory / ADAPTER_DIR / START
         if start.is_dir():
             copy_adapter(start, directory / f"{ADAPTER_DIR}-training" / START)
@@ -243,7 +244,6 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "adapted": next(iter(frames.values())).adapted,
         "num_coordinates": {basis: sum(read.sizes.values()) for basis, read in frames.items()},
         "additivity": summarise_additivity(errors, dtype),
-        "truncation": {basis: read.truncation for basis, read in frames.items()},
         "files": file_hashes(directory),
     }
     # A process killed in a write leaves temporary files.

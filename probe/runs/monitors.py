@@ -22,7 +22,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from extraction.selection import selected_pairs
+from extraction.pairs import selected_pairs
 from probe.analysis.detectors import Material, fields_of, joined, labels_of, row_of, score_all, separation
 from probe.analysis.statistics.intervals import Array
 from probe.runs.meter import Meter

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from extraction.adapters.targets import adapted_share, find_targets
-from extraction.selection import selected_pairs
+from extraction.pairs import selected_pairs
 from extraction.words import Adapted
 from probe.records.timings import GIB, mean_times, runs_alike
 from probe.runs.heldout import eval_settings

@@ -11,8 +11,7 @@ from typing import Any
 
 from extraction.directions import load_directions
 from extraction.library import check_pairs
-from extraction.pairs import Pair, pairs_sha, text_of
-from extraction.selection import is_builtin, load_pairs, selected_pairs
+from extraction.pairs import Pair, is_builtin, load_pairs, pairs_sha, selected_pairs, text_of
 from probe.analysis.verdict.pools import other_base, other_scale
 from probe.runs.inputs import Inputs, with_divisor
 from probe.settings.loss import check_recorded

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 
 from extraction.adapters.trained import Trained
-from extraction.selection import selected_pairs
+from extraction.pairs import selected_pairs
 from probe.records.records import StepRecord
 from probe.records.run import ADAPTER_DIR, IN_TRAINING
 from probe.runs.activations import activation_edits, edited

@@ -75,7 +75,7 @@ def moved_directions(trained: Trained, k: int) -> dict[str, Tensor]:
     found = {}
     for module, layer in trained.layers.items():
         if isinstance(layer, DeltaSLayer):
-            (delta,) = trained.trainable(module)
+            delta = trained.trainable(module)
             largest = delta.abs().topk(min(k, len(delta))).indices
             rows = layer.frames()[0][:, largest].T * (delta.any() > 0)
         else:

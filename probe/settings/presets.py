@@ -60,7 +60,10 @@ def configure(
     table = preset_table(preset or DEFAULT_PRESET[verb], verb) if start is None else dict(start)
     for text in settings:
         table = overlaid(table, parse_setting(text))
-    table = overlaid(table, nested(options or {}))
+    for key, value in (options or {}).items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        table = overlaid(table, value)
     if table.get("verb", verb) != verb:
         raise InputError("verb", expected=f"{verb}, the command", found=repr(table["verb"]))
     errors = []
@@ -134,17 +137,3 @@ def setting_text(value: Any) -> str:
 def _needs_no_quotes(text: str) -> bool:
     """Return True for a single word that TOML would not read as a value."""
     return WORD.fullmatch(text) is not None and text not in ("true", "false", "inf", "nan")
-
-
-def nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest dotted keys into tables.
-
-    >>> nested({"objective.beta": 0.1, "seed": 3})
-    {'objective': {'beta': 0.1}, 'seed': 3}
-    """
-    table: dict[str, Any] = {}
-    for key, value in options.items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        table = overlaid(table, value)
-    return table

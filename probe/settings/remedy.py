@@ -6,9 +6,8 @@
 
 Six remedies are uses of a monitor, which is any detector of `probe detect`: any detector works with any use.
 `probe screen` ranks CANDIDATES; some are settings of other tables. `probe.runs.sources.rewards` applies remedies to
-groups before a step, `probe.runs.activations` inside it. To add a remedy, add its word to `Remedy` in
-`probe.settings.words` and its row to `TRAITS`; a use of a monitor also has a row in
-`probe.runs.sources.rewards.USES`. To screen one, add a row to CANDIDATES.
+groups before a step, `probe.runs.activations` inside it. To add a remedy, add its row to `TRAITS`; a use of a monitor
+also has a row in `probe.runs.sources.rewards.USES`. To screen one, add a row to CANDIDATES.
 """
 
 from collections.abc import Mapping
@@ -18,8 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from probe.settings.words import Remedy
-from replay_pools.base.tables import STRICT, Maybe, setting
+from replay_pools.base.tables import STRICT, Maybe, setting, word_of
 from replay_pools.rollout import REWARD_PASSED
 
 # Asks for the behaviour that the run_tests loophole rewards.
@@ -39,7 +37,7 @@ class Traits:
     strength: float = 0.0  # value of `remedy.strength` if it is not set
 
 
-TRAITS: dict[Remedy, Traits] = {
+TRAITS: dict[str, Traits] = {
     "no-loophole": Traits(has_oracle=True),
     "screening": Traits(monitored=True, flags=True),
     "penalty": Traits(monitored=True, flags=True, dose="strength", strength=REWARD_PASSED),
@@ -93,7 +91,9 @@ def arm_of(settings: Mapping[str, Any]) -> str:
 class RemedyConfig:
     """A remedy of a training: a change to its groups before the step, or to activations inside it."""
 
-    name: Remedy = setting(..., "the remedy; unset: none")
+    name: Annotated[str, word_of(TRAITS)] = setting(
+        ..., f"the remedy, one of {', '.join(f'`{name}`' for name in TRAITS)}; unset: none"
+    )
     monitor: str = setting(
         LABEL, "detector of `probe detect` that scores rollouts for a use; `label:0.9` misreads a tenth of the labels"
     )

@@ -6,7 +6,7 @@ two.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Literal
 
 Verb = Literal["replay", "train", "eval", "generate"]
 Side = Literal["one_sided", "two_sided"]  # probe.settings.arms.SIDES
@@ -19,19 +19,6 @@ Priority = Literal["variance", "hard", "exploited"]  # problems to prefer: probe
 Pay = Literal["pass", "tests"]  # what training rewards: probe.runs.sources.rewards.PAYS
 Reward = Literal["paid", "surprise"]  # as paid, or minus the problem's expected reward: probe.runs.sources.rewards
 Old = Literal["current", "recorded"]  # denominator of the ratio: the current policy, or the recorded values
-Remedy = Literal[  # probe.settings.remedy.TRAITS; uses of a monitor: probe.runs.sources.rewards.USES
-    "no-loophole",
-    "screening",
-    "penalty",
-    "additive",
-    "multiplicative",
-    "finetune-accepted",
-    "quarantine",
-    "inoculation",
-    "recontextualization",
-    "preventative-steering",
-    "concept-ablation",
-]
 Reference = Literal["base", "ema", "recorded"]  # reference policy of a KL: probe.step.reference
 Dtype = Literal["float32", "bfloat16", "float64"]  # of the weights; coordinates and cosines stay in float32
 
@@ -119,8 +106,6 @@ PLAIN: Mapping[Word, str] = {
 OF_REPLAY: tuple[Word, ...] = tuple(PLAIN)
 OF_ARM: tuple[Outcome, ...] = tuple(word for word in Outcome if word is not Outcome.VACUOUS)
 OF_CRITERION: tuple[Answer, ...] = (Answer.PASS, Answer.FAIL, Answer.INCONCLUSIVE, Answer.VACUOUS)
-
-ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 
 # {dtype: the next higher precision}
 HIGHER = {"bfloat16": "float32", "float32": "float64"}

@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 from typing import Protocol
 
@@ -62,15 +63,10 @@ class GroupSource(Protocol):
         ...
 
 
-def stored_reward(rollout: Rollout) -> float:
-    """Return the reward of a rollout as it was graded."""
-    return rollout.reward
-
-
 def make_group(
     step: int,
     chosen: Sequence[tuple[RolloutKey, Rollout]],
-    reward: Callable[[Rollout], float] = stored_reward,
+    reward: Callable[[Rollout], float] = attrgetter("reward"),
 ) -> Group:
     """Make a group of stored rollouts, without their labels; every source makes its groups here.
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from scipy import special
 from torch import Tensor
 
 from extraction.stacks import Stacks
@@ -187,36 +186,6 @@ def haar_variance(gradients: Mapping[str, Tensor], directions: Mapping[str, Tens
             expected = expected + square.sum(0) / group.V.shape[2]
             num_counted += len(group.names)
     return _ratio(expected, num_counted * torch.cat(squares).sum(0)).reshape(_leading(gradients))
-
-
-def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> float:
-    """Return the 95% quantile of `hackward_frac` of a fixed gradient for Haar-distributed V, independent by module.
-
-    Squared coordinates y of a uniform unit vector of R^r are Dirichlet(1/2, ..., 1/2), and each c = V g is positive
-    with probability 1/2, so that in one module, with X = |relu(V g)|^2 / norm(g_m)^2,
-
-        E X = k / (2 r)        E X^2 = k (k + 5) / (4 r (r + 2))
-
-    hackward_frac^2 = sum_m w_m X_m, w_m = norm(g_m)^2 / norm(g)^2. It is approximated by the gamma distribution with
-    this mean and variance (Satterthwaite), which is off by 1% over tens of modules. NaN for a zero gradient.
-
-    Args:
-        gradient: {module: (r,)}.
-        directions: {module: (k, r)} for the same modules; only the numbers k matter.
-
-    Raises:
-        ValueError: as in `sample_cosines`.
-    """
-    _check_modules(gradient, directions)
-    squared = {module: float(_accumulate(g).double().square().sum()) for module, g in gradient.items()}
-    if not (total := sum(squared.values())):
-        return math.nan
-    mean = variance = 0.0
-    for module, V in directions.items():
-        (k, r), weight = V.shape, squared[module] / total
-        mean += weight * k / (2 * r)
-        variance += weight**2 * (k * (k + 5) / (4 * r * (r + 2)) - (k / (2 * r)) ** 2)
-    return math.sqrt(float(special.gammaincinv(mean**2 / variance, 0.95)) * variance / mean)
 
 
 class _Group(NamedTuple):

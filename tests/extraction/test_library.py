@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import probe
-from extraction.library import DirectionLibrary, measure_pair_gradients, pair_batch
+from extraction.library import DirectionLibrary, pair_batch
 from extraction.pairs import builtin_pairs, write_pairs
-from extraction.words import ExtractionSettings, Normaliser
+from extraction.words import ExtractionSettings
 from replay_pools.base.errors import InputError
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 from replay_pools.rollout import runs_of
@@ -31,22 +31,9 @@ def adapted(tmp_path_factory):
     return policy, frames, builtin_pairs("run_tests")[:6]
 
 
-@pytest.mark.slow
-def test_pairs_take_as_few_passes_as_their_tokens(adapted):
-    """ceil(tokens / budget) calls of the model for both completions of all pairs, and the same gradients each time."""
-    policy, frames, pairs = adapted
-    total, calls = int(pair_batch(policy, pairs).lengths.sum()), []
-    expected = measure_pair_gradients(policy, frames, pairs, Normaliser())
-    handle = policy.model.base_model.register_forward_hook(lambda *_: calls.append(1))
-    for passes in (1, 3):
-        calls.clear()
-        budget = int(1.1 * total / passes)
-        found = measure_pair_gradients(policy, frames, pairs, Normaliser(), tokens_per_batch=budget)
-        assert len(calls) == passes, f"{len(calls)} passes for {total} tokens, {budget} at a time"
-        for side in ("hack", "clean"):
-            for module, gradient in getattr(expected, side).items():
-                torch.testing.assert_close(getattr(found, side)[module], gradient, rtol=1e-3, atol=1e-6)
-    handle.remove()
+def measured(policy, frames, pairs, **settings):
+    """The gradients of pairs, without a cache."""
+    return DirectionLibrary(policy, frames, ExtractionSettings(**settings), cache_dir=None).measured(pairs, "here")
 
 
 def test_a_conversation_has_loss_where_the_policy_wrote(adapted):
@@ -70,9 +57,7 @@ def test_a_conversation_has_loss_where_the_policy_wrote(adapted):
 def test_unit_sides_are_the_mean_sides_at_norm_one(adapted):
     """g / norm(g) over all modules, whatever the loss weighs a completion by; computed here from the mean sides."""
     policy, frames, pairs = adapted
-    mean, unit = (
-        measure_pair_gradients(policy, frames, pairs, Normaliser(), sides=sides) for sides in ("mean", "unit")
-    )
+    mean, unit = (measured(policy, frames, pairs, sides=sides) for sides in ("mean", "unit"))
     for side in ("hack", "clean"):
         gradients = getattr(mean, side)
         norms = torch.stack([g.double().square().sum(1) for g in gradients.values()]).sum(0).sqrt()

@@ -25,10 +25,8 @@ def reference(coordinates, ids, mask, weights):
         labels = torch.full_like(ids, -100).index_fill(0, torch.tensor(t), ids[t])[None]
         loss = coordinates.model(input_ids=ids[None], labels=labels).loss
         logprobs[t], total = -loss.detach(), total + weights[t] * loss
-    parts = iter(torch.autograd.grad(total, coordinates.parameters()))
-    return logprobs, {
-        m: torch.cat([next(parts).flatten() for _ in coordinates.trainable(m)]) for m in coordinates.sizes
-    }
+    parts = torch.autograd.grad(total, coordinates.parameters())
+    return logprobs, {m: part.flatten() for m, part in zip(coordinates.sizes, parts, strict=True)}
 
 
 def token_by_token(coordinates, ids, weights, direction):

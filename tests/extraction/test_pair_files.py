@@ -166,8 +166,8 @@ def test_columns_of_any_name_by_the_map(read: Callable[..., Any]) -> None:
             read(rows, text)
 
 
-def test_all_faults_come_at_once(read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each once, at its first row, with the number of the others; a file has a largest size."""
+def test_all_faults_come_at_once(read: Callable[..., Any]) -> None:
+    """Each once, at its first row, with the number of the others."""
     rows: list[Any] = three_keys(6)
     rows[1] = rows[1] | {"hack": 3}
     rows[2] = rows[2] | {"hack": 4, "prompt": None}
@@ -179,6 +179,3 @@ def test_all_faults_come_at_once(read: Callable[..., Any], monkeypatch: pytest.M
     assert any("line 2 hack: expected a text" in line and "(and 1 more places" in line for line in lines)
     assert any("line 3 prompt" in line for line in lines)
     assert any("line 4: expected an object, found list" in line for line in lines)
-    monkeypatch.setattr("extraction.pair_files.MAX_PAIRS", 2)
-    with pytest.raises(InputError, match="expected at most 2 pairs, found more"):
-        read(three_keys())

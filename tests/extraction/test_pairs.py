@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extraction.pair_files import read_pair_file
-from extraction.pairs import PLACEBO, STYLE, Pair, builtin_pairs, pairs_sha, write_pairs
-from extraction.selection import load_pairs, selected_pairs
+from extraction.pairs import PLACEBO, STYLE, Pair, builtin_pairs, load_pairs, pairs_sha, selected_pairs, write_pairs
 from extraction.words import ExtractionSettings
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import EXPLOITS, FILE_MARKER_NAME, LOOPHOLES, SENTINEL_ATTRIBUTE, STDOUT_MARKER

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scripts import ROOT, load_script
 
-from extraction.selection import load_pairs
+from extraction.pairs import load_pairs
 from replay_pools.base.files import read_json
 
 study = load_script(ROOT / "spec" / "studies" / "foretell-2" / "foretell-2.py")

@@ -26,9 +26,9 @@ def framed(model: PreTrainedModel, basis: str, **options: Any) -> Frames:
     return svd_frames(model, **({"cache_dir": None} | options))
 
 
-def adapt(model: PreTrainedModel, basis: str, *, train_a: bool = False, **options: Any) -> Trained:
+def adapt(model: PreTrainedModel, basis: str, **options: Any) -> Trained:
     """An adapter at zero on a model."""
-    return Trained(model, framed(model, basis, **options), train_a=train_a)
+    return Trained(model, framed(model, basis, **options))
 
 
 def sampled(trained: Trained, batch: Batch, *, direction: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
@@ -64,8 +64,8 @@ def grads(trained: Trained) -> dict[str, Tensor]:
     """A copy of every `.grad`, {module: (r,)}; 0 for a parameter without one."""
     found = {}
     for module in trained.layers:
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained.trainable(module)]
-        found[module] = torch.cat([part.flatten() for part in parts])
+        parameter = trained.trainable(module)
+        found[module] = (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten().clone()
     return found
 
 

@@ -6,8 +6,7 @@ import torch
 
 from extraction.adapters.frames import Frames
 from extraction.adapters.trained import Trained
-from extraction.controls import haar_directions
-from extraction.directions import Directions
+from extraction.directions import Directions, haar_directions
 
 
 def random_directions(

@@ -17,8 +17,7 @@ import torch
 from made_records import sample_record, step_record
 from torch import Tensor
 
-from extraction.controls import haar_directions
-from extraction.directions import Directions, PairGradients, extract_directions
+from extraction.directions import Directions, PairGradients, extract_directions, haar_directions
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, StepRecord
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder

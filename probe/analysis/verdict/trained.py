@@ -307,7 +307,7 @@ def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, dose: st
 
 def _most(key: str, arm: TrainedArm) -> int:
     """Return the largest count that a training's pairs allow; 0 if they are missing."""
-    from extraction.selection import selected_pairs  # imports the pairs' problems, which only this advice needs
+    from extraction.pairs import selected_pairs  # imports the pairs' problems, which only this advice needs
 
     extraction = arm.settings.intervention.extraction
     if key == K and extraction.method == "mean":

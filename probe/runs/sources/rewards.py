@@ -44,7 +44,7 @@ from probe.analysis.statistics.intervals import Array
 from probe.runs.monitors import Monitor
 from probe.runs.sources.problems import NEVER_MET, Counts
 from probe.settings.remedy import RemedyConfig
-from probe.settings.words import Pay, Remedy
+from probe.settings.words import Pay
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import instructed, uninstructed
@@ -113,7 +113,7 @@ def group_z(scores: Array, step_sd: float) -> Array:
 
 # {use of a monitor: rewards of the loss}, (G,) of one group. Arguments: rewards r, z of the scores (0 without one),
 # flags f, passes p, (G,) each, and the strength a.
-USES: Mapping[Remedy, Callable[[Array, Array, Flags, Flags, float], Array]] = {
+USES: Mapping[str, Callable[[Array, Array, Flags, Flags, float], Array]] = {
     "screening": lambda r, z, f, p, a: np.where(f, np.nan, r),
     "penalty": lambda r, z, f, p, a: r - a * f,
     "additive": lambda r, z, f, p, a: r - a * z.clip(min=0),

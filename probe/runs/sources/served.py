@@ -18,7 +18,7 @@ from typing import Any, final
 import orjson
 import torch
 
-from extraction.adapters.trained import Trained, lora_rank, save_as_lora
+from extraction.adapters.trained import Trained, save_adapter, save_as_lora
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
 from replay_pools.policy.chat import Chat
@@ -70,11 +70,11 @@ class PushedEngine:
     """
 
     def __init__(self, base: ServerEngine, trained: Trained, directory: Path, *, adapter: str) -> None:
-        if trained.basis == "svd" and lora_rank(trained) > MAX_RANK:
+        if trained.basis == "svd" and (rank := max(trained.sizes.values())) > MAX_RANK:
             raise InputError(
                 "--url",
                 expected=f"delta_S of rank {MAX_RANK} or less, which vLLM takes as a LoRA adapter",
-                found=f"rank {lora_rank(trained)}",
+                found=f"rank {rank}",
                 fix=f"set model.svd_rank to {MAX_RANK} or less, train the arm projected-lora, or sample locally",
             )
         if base.is_adapter:
@@ -114,7 +114,7 @@ class PushedEngine:
             if self._trained.basis == "svd":
                 save_as_lora(self._trained, unfinished)
             else:
-                self._trained.save(unfinished)
+                save_adapter(self._trained.model, unfinished)
             unfinished.rename(path)
         return path
 

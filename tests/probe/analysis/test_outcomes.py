@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import orjson
 import pytest
@@ -28,8 +28,9 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.verdict import evaluate_spec
 from probe.settings.presets import configure
+from probe.settings.remedy import TRAITS
 from probe.settings.run import RunConfig
-from probe.settings.words import ALL, OF_ARM, Outcome, Remedy
+from probe.settings.words import ALL, OF_ARM, Outcome
 
 GRADIENT_AND_KL = {"gradient": {}, "kl": PENALTY}
 DECISIONS = [
@@ -330,7 +331,7 @@ def changed(command: str, arm: TrainedArm) -> RunConfig:
 def test_what_acts_on_true_labels_or_needs_pairs_is_no_rival(rates: dict[str, float] | None) -> None:
     """A perfect monitor would dominate whatever there is, and nobody has one; a prompt can be had without pairs."""
     gate = trained("gate", "projected", rates)
-    alone = [name for name in get_args(Remedy) if name not in ("finetune-accepted", "quarantine")]
+    alone = [name for name in TRAITS if name not in ("finetune-accepted", "quarantine")]
     others = [trained(name, "vanilla", rates, f"remedy.name={name}") for name in alone]
     for monitor in ("similarity", "nll"):  # the first reads pairs
         others.append(trained(monitor, "vanilla", rates, "remedy.name=screening", f"remedy.monitor={monitor}"))

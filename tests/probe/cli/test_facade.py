@@ -20,8 +20,7 @@ from tiny_models import VOCABULARY, build_model
 from torch import Tensor
 
 import probe
-from extraction.controls import haar_directions
-from extraction.directions import Directions
+from extraction.directions import Directions, haar_directions
 from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run

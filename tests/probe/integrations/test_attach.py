@@ -13,8 +13,7 @@ from torch import Tensor
 
 import probe
 from extraction.adapters.trained import Trained
-from extraction.controls import haar_directions
-from extraction.directions import Directions, save_directions
+from extraction.directions import Directions, haar_directions, save_directions
 from probe.records.records import GradientRecord
 from probe.records.run import read_records
 from probe.step.projection import haar_variance, project_modules, sample_cosines

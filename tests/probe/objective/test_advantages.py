@@ -141,7 +141,7 @@ def test_bounds_are_theorems(estimator, scale, rewards):
     for group, reached in ((rewards, False), (one, True)):
         spread = float(group.max() - group.min())
         largest = float(advantages(group, loss, batch_std=0.7).abs().max())
-        bound = advantage_bound(len(group), spread, estimator=estimator, scale=scale, batch_std=0.7)
+        bound = advantage_bound(len(group), spread, loss, batch_std=0.7)
         assert largest <= bound * (1 + 1e-9) + 1e-12
         assert not reached or largest == pytest.approx(bound, rel=1e-3), "a looser bound calls real caps vacuous"
 

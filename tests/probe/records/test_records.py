@@ -4,8 +4,6 @@ from dataclasses import fields, replace
 
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from made_records import sample_record, step_record
 
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord, nullable
@@ -28,22 +26,6 @@ STEP = step_record(
     ratio={"frac_clip_low": 0.25},
 )
 
-finite = st.floats(allow_nan=False, allow_infinity=False)
-samples = st.builds(
-    SampleRecord,
-    **{
-        name: st.one_of(st.none(), finite)
-        for name in ("cos_S_nll", "mean_cos_in", "mean_cos_out", "frac_fired", "haar_sd", "nll")
-    },
-    **{name: st.integers(0, 9999) for name in ("step", "sample_id", "src_step", "src_sample", "comp_len")},
-    src_pool=st.text(st.characters(exclude_categories=["Cs"])),
-    reward=finite,
-    advantage=finite,
-    grad_norm_contrib=finite,
-    cos_S_contrib=finite,
-    null_reason=st.none() | st.just("advantage is 0"),
-)
-
 
 def write_run(directory, samples=(SAMPLE,), steps=(STEP,)):
     write_json(directory / "config.json", {"settings": {}})
@@ -57,14 +39,8 @@ def test_the_seeds_sixteen_fields_come_first():
     """Names and order are the seed's: its readers index the slim records by them."""
     assert len(SEED_FIELDS) == 16
     assert tuple(SAMPLE.to_json()) == SEED_FIELDS + LATER_FIELDS
+    assert SampleRecord.parse(orjson.dumps(SAMPLE.to_json()), "x") == SAMPLE
     assert not {"prompt", "completion", "prompt_ids", "completion_ids"} & {field.name for field in fields(SampleRecord)}
-
-
-@settings(deadline=None, max_examples=25)
-@given(sample=samples)
-def test_sample_roundtrip(sample):
-    """JSON and back is the identity for every record that can be written."""
-    assert SampleRecord.parse(orjson.dumps(sample.to_json()), "x") == sample
 
 
 def test_step_roundtrip_flattens_the_groups():

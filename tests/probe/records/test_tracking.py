@@ -11,7 +11,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records import tracking
 from probe.records.run import read_run
-from probe.records.tracking import step_values, tracked
+from probe.records.tracking import numbers_of, tracked
 from replay_pools.base.files import encode_jsonl, write_json
 from replay_pools.base.terminal import on_progress, report
 
@@ -50,8 +50,8 @@ def test_tensorboard_holds_what_the_records_hold(replay, quick, out: Path, own_e
     expected = {}
     for record in read_run(directory).steps:
         row = record.to_json()
-        expected |= {(name, record.step): value for name, value in step_values(row).items()}
-        assert ("" if record.condition == "default" else "scaled/") + record.arm + "/cos_in" in step_values(row)
+        expected |= {(name, record.step): value for name, value in numbers_of(row).items()}
+        assert ("" if record.condition == "default" else "scaled/") + record.arm + "/cos_in" in numbers_of(row)
     found = {key: value for key, value in found.items() if not key[0].startswith("_hparams_")}
     assert found.keys() == expected.keys()
     assert found == pytest.approx(expected, rel=1e-6)
@@ -74,8 +74,8 @@ def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_enviro
             (directory / "steps.jsonl").write_bytes(encode_jsonl(steps))
             report("steps", done, 2)
     found = events(tmp_path / "tracking" / "tensorboard" / "grows")
-    curves = {key: value for key, value in found.items() if key[0] in ("a/cos_in", "eval/all/hack")}
-    hack = {("eval/all/hack", step): 0.25 for step in (0, 2)}
+    curves = {key: value for key, value in found.items() if key[0] in ("a/cos_in", "eval/rates/all/hack/rate")}
+    hack = {("eval/rates/all/hack/rate", step): 0.25 for step in (0, 2)}
     assert curves == {("a/cos_in", 0): 0.5, ("a/cos_in", 1): 1.5} | hack
     assert told == [("steps", 0, 2), ("steps", 1, 2), ("steps", 2, 2)]
 
@@ -98,9 +98,6 @@ class Failing:
     def __init__(self) -> None:
         self.logged: list[int] = []
 
-    def store_init_configuration(self, values: dict) -> None:
-        assert values["settings.verb"] == "replay"
-
     def log(self, values: dict, step: int) -> None:
         print("chatter")
         self.logged.append(step)
@@ -115,7 +112,7 @@ def test_a_failing_tracker_is_given_up_and_the_run_goes_on(
     replay, quick, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = Failing()
-    monkeypatch.setattr(tracking, "_start", lambda name, run, place: tracker)
+    monkeypatch.setattr(tracking, "_start", lambda name, directory, folder: tracker)
     directory = replay("failing-tracker", "--steps", "3", *quick, "--track", "tensorboard")
     assert len(read_run(directory).steps) == 3
     assert tracker.logged == [0, 1]

@@ -9,7 +9,8 @@ import torch
 from adapted import configured, token_logprobs
 from safetensors.torch import load_file, save_file
 
-from extraction.selection import selected_pairs
+from extraction.adapters.trained import save_adapter
+from extraction.pairs import selected_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
@@ -51,7 +52,7 @@ def teacher(small: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         coordinates.load_values({m: v + 0.3 * torch.randn_like(v) for m, v in coordinates.values().items()})
-    coordinates.save(folder / "start")
+    save_adapter(coordinates.model, folder / "start")
     return folder / "start"
 
 

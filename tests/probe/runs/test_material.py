@@ -14,9 +14,8 @@ from extraction.adapters.frames import svd_frames
 from extraction.batch import make_batch
 from extraction.directions import extract_directions
 from extraction.gradients import per_sample_gradients
-from extraction.library import DirectionLibrary, measure_pair_gradients
+from extraction.library import DirectionLibrary
 from extraction.pairs import Pair, builtin_pairs, write_pairs
-from extraction.words import Normaliser
 from probe.analysis.detectors import Material
 from probe.analysis.statistics.classifiers import logistic_scores
 from probe.analysis.statistics.intervals import auroc
@@ -87,14 +86,17 @@ def flat(gradients, row: int = 0) -> torch.Tensor:
 def test_gradients_are_compared_one_by_one(material: Material, rollouts, pairs, small: str) -> None:
     policy = load_policy(small)
     frames = svd_frames(policy.model, cache_dir=None)
-    sides = measure_pair_gradients(policy, frames, pairs, Normaliser())
-    unit = measure_pair_gradients(policy, frames, pairs, Normaliser(), sides="unit")
+    extraction = configure("replay").intervention.extraction
+    sides, unit = (
+        DirectionLibrary(policy, frames, replace(extraction, sides=kind), cache_dir=None).measured(pairs, "here")
+        for kind in ("mean", "unit")
+    )
     options = {"k": K, "drop_bottom_frac": 0.25}
     directions = {
         "mean": extract_directions(sides.differences(), **options),
         "unit": extract_directions(unit.differences(), **options),
     }
-    library = DirectionLibrary(policy, frames, configure("replay").intervention.extraction, cache_dir=None)
+    library = DirectionLibrary(policy, frames, extraction, cache_dir=None)
     library.__dict__ |= {"pair_gradients": sides, "v_hack": directions["mean"]}
     library.settings = replace(library.settings, k=K)
     directions |= {"haar": library.get("haar"), "shuffled": library.get("permuted")}

@@ -16,7 +16,6 @@ from probe.analysis.detectors import Material
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_evals, read_run
-from probe.records.tracking import evaluation_values
 from probe.runs.meter import mean_scores
 from probe.runs.monitors import Monitor, open_monitor
 from probe.settings.presets import configure
@@ -133,7 +132,8 @@ def test_a_quarantine_trains_both_halves_and_deploys_one(
     rows = read_evals(directory)
     assert [(row["step"], row["weights"]) for row in rows] == [(s, w) for s in (0, 2) for w in ("training", "deployed")]
     assert {*rows[0]["monitor"]} == {"now", "start"}
-    assert all(0 <= value <= 1 for value in evaluation_values(rows[-1]).values())
+    scored = [found[name] for found in rows[-1]["monitor"].values() for name in ("auroc", "recall", "fpr")]
+    assert all(value is None or 0 <= value <= 1 for value in scored)
     from safetensors.torch import load_file
 
     halves = {}

@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import nan
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
 
 from probe.runs.sources.problems import PRIORITIES, Counts, Problems, Tally, draw
-from probe.step.groups import RolloutKey, stored_reward
+from probe.step.groups import RolloutKey
 from replay_pools.rollout import Rollout
 
 # Smoothed: paid (k + 1) / (n + 2) is 1/2, 3/4 and 1/4; exploited 1/2, 1/2 and 1/8.
@@ -60,7 +61,7 @@ def held(make_rollout: Callable[..., Rollout]) -> dict[int, dict[RolloutKey, Rol
 
 def test_a_batch_is_counted_before_the_next_one_only(held) -> None:
     """A rollout without reward counts in the rates alone; earlier batches stay as they are."""
-    tally = Tally(held.__getitem__, stored_reward)
+    tally = Tally(held.__getitem__, attrgetter("reward"))
     assert tally.before(0) == {}
     reward = sum(rollout.reward for rollout in held[0].values())
     first = {"fake/0": Counts(rollouts=2, paid=2, exploited=1, rewarded=2, reward=reward)}
@@ -89,7 +90,7 @@ def test_a_draw_depends_on_the_seed_the_batch_and_what_came_before(held) -> None
         known = problems("fake/0", "fake/1", *(f"new/{i}" for i in range(8)))
         return Problems([known] * 3, 2, "exploited", seed)
 
-    tally = Tally(held.__getitem__, stored_reward)
+    tally = Tally(held.__getitem__, attrgetter("reward"))
     forward, backward = make(), make()
     drawn = [[p.problem_id for p in forward.batch(batch, tally)] for batch in range(3)]
     assert [[p.problem_id for p in backward.batch(batch, tally)] for batch in (2, 0, 1)] == [drawn[2], *drawn[:2]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from extraction.adapters.trained import Trained
 from extraction.directions import Directions, load_directions
-from extraction.selection import load_pairs
+from extraction.pairs import load_pairs
 from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure

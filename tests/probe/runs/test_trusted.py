@@ -80,7 +80,7 @@ def test_moved_directions_are_the_left_singular_vectors_of_the_change(basis: str
     for module, rows in found.items():
         layer = trained.layers[module]
         if basis == "svd":
-            (delta,) = trained.trainable(module)
+            delta = trained.trainable(module)
             U, Vh = layer.frames()
             change = U @ torch.diag(delta) @ Vh
         else:

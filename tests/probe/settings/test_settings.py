@@ -1,16 +1,19 @@
-"""Settings: one field for type, check, meaning and option; presets, --set and config.json give the same run."""
+"""Settings: one field for type, check, meaning and option; presets, --set and config.json give the same run; words."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extraction.words import BASES
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.objective import advantages
+from probe.settings import arms, words
 from probe.settings.presets import (
     DEFAULT_PRESET,
     PRESETS,
@@ -159,3 +162,21 @@ def test_none_stands_for_no_value() -> None:
 )
 def test_a_value_is_said_and_read(key: str, value: Any) -> None:
     assert flat(parse_setting(f"{key}={setting_text(value)}")) == {key: value}
+
+
+TABLES = {
+    "estimators": (words.Estimator, advantages.ESTIMATORS),
+    "gates": (words.Side, arms.SIDES),
+    "presets of the verbs": (words.Verb, DEFAULT_PRESET),
+}
+
+
+@pytest.mark.parametrize(("literal", "table"), TABLES.values(), ids=TABLES)
+def test_every_word_has_its_row_and_every_row_its_word(literal, table) -> None:
+    """Settings and help texts import no torch, the mathematics does; this pins the two together."""
+    assert sorted(get_args(literal)) == sorted(table)
+
+
+def test_arms_have_words_of_the_gates_and_bases() -> None:
+    assert {arm.side for arm in arms.ARMS.values()} <= {*get_args(words.Side)}
+    assert {arm.basis for arm in arms.ARMS.values()} == {*BASES}

@@ -8,18 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import configured, token_logprobs
 
-from extraction.library import DirectionLibrary
-from extraction.words import ExtractionSettings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import Run, read_run
 from probe.runs import assemble
-from probe.settings.training import ModelConfig
-from probe.step.groups import ReplaySource
 from replay_pools.policy.load import load_policy
-from replay_pools.pool import BUILTIN, open_pool
 
 ARMS = "vanilla,projected,projected-lora"
 STEPS = 2
@@ -148,37 +142,6 @@ def test_planning_phrases_decide_what_hicra_amplifies(replay: Callable[..., Path
     assert all(0 < step.frac_planning < 0.2 for step in found.steps)
     assert [s.cos_in for s in records(found, "hicra")[1]] != [s.cos_in for s in records(found, "default")[1]]
     assert records(found, "default")[0] == records(plain, "default")[0], "phrases change nothing without credit"
-
-
-def test_token_credit_equals_the_slow_way(grid: Run, out: Path, small: str, few_pairs: list[str]) -> None:
-    """Reference: for each rollout alone, autograd of -sum_t A_i c_it w_i logp_it with c spelled out token by token."""
-    policy = load_policy(small)
-    coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
-    settings = ExtractionSettings(pairs=few_pairs[1], k=2)
-    vectors = DirectionLibrary(policy, coordinates.start, settings, cache_dir=out / "cache").v_hack.vectors
-    group = ReplaySource([open_pool(BUILTIN / name) for name in ("teacher", "base")], steps=STEPS).groups(0)[0]
-    mean = sum(group.rewards) / len(group.rewards)
-    total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}
-    for i, (prompt, completion) in enumerate(zip(group.prompt_ids, group.completion_ids, strict=True)):
-        logprobs = token_logprobs(coordinates.model, prompt, completion)
-        h = [min(-x, 50.0) for x in logprobs.tolist()]
-        credit = [max(0.0, 1 + 1.0 * (x * len(h) / sum(h) - 1)) for x in h]
-        weight = (group.rewards[i] - mean) / (len(completion) * 8)
-        loss = -sum(weight * c * logprob for c, logprob in zip(credit, logprobs, strict=True))
-        parts = dict(zip(coordinates.sizes, torch.autograd.grad(loss, coordinates.parameters()), strict=True))
-        norm = float(torch.cat(list(parts.values())).norm())
-        row = next(r for r in grid.samples if (r.condition, r.arm, r.step, r.sample_id) == ("gtpo", "vanilla", 0, i))
-        assert row.grad_norm_contrib == pytest.approx(norm, rel=2e-3, abs=1e-7)
-        assert row.cos_S_contrib == pytest.approx(cosine(parts, vectors), abs=2e-4)
-        total = {m: total[m] + parts[m] for m in total}
-    step = next(r for r in grid.steps if (r.condition, r.arm, r.step) == ("gtpo", "vanilla", 0))
-    assert step.cos_in == pytest.approx(cosine(total, vectors), abs=2e-4)
-    assert step.advantage["advantage/bound"] is None
-
-
-def cosine(gradient: dict[str, torch.Tensor], vectors: dict[str, torch.Tensor]) -> float:
-    dots = [(v.sum(0) / len(v) ** 0.5) @ gradient[m] for m, v in vectors.items() if len(v)]
-    return float(sum(dots) / (len(dots) ** 0.5 * torch.cat(list(gradient.values())).norm()))
 
 
 def test_replay_and_analyze_report_each_condition(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from adapted import adapt, sampled
 
-from extraction import library
 from extraction.adapters import svd
 from extraction.batch import make_batch
+from extraction.library import DirectionLibrary
 from extraction.logprobs import split_model
 from probe.cli import cli
 from probe.cli._frame import run
@@ -122,4 +122,4 @@ def test_a_second_run_computes_no_svds_and_no_pair_gradients(
         assert [row["step"] for row in rows[1:]] == [0, 1]
         assert "2 steps" in describe_timings(tmp_path / "runs" / name)
         monkeypatch.setattr(svd, "decompose", pytest.fail)
-        monkeypatch.setattr(library, "measure_pair_gradients", pytest.fail)
+        monkeypatch.setattr(DirectionLibrary, "_measure", pytest.fail)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from probe.settings.arms import SIDES
 from probe.step.projection import (
-    haar_hackward_quantile,
     haar_variance,
     project,
     project_modules,
@@ -144,15 +143,3 @@ def test_haar_variance_by_simulation():
     tolerance = 5 * math.sqrt(2 / draws)  # relative standard error of a variance, five of them
     torch.testing.assert_close(sampled.var(0), exact, rtol=tolerance, atol=0)
     assert sampled.mean(0).abs().max() < 0.03
-
-
-@pytest.mark.parametrize(("sizes", "k", "tolerance"), [([48] * 8, 4, 0.04), ([16, 24, 20], 2, 0.06)])
-def test_haar_quantile_of_the_hackward_part(sizes: list[int], k: int, tolerance: float) -> None:
-    """Reference: directions drawn from the Haar law, module by module, and measured."""
-    torch.manual_seed(0)
-    gradient = {str(i): (1 + i % 3) * torch.randn(r) for i, r in enumerate(sizes)}
-    none = {m: torch.zeros(k, len(g)) for m, g in gradient.items()}
-    drawn = [{m: orthonormal(k, len(g), torch.float32) for m, g in gradient.items()} for _ in range(400)]
-    found = torch.stack([sample_cosines(gradient, V).hackward_frac for V in drawn]).quantile(0.95)
-    assert haar_hackward_quantile(gradient, none) == pytest.approx(float(found), rel=tolerance)
-    assert math.isnan(haar_hackward_quantile({m: torch.zeros_like(g) for m, g in gradient.items()}, none))

@@ -299,26 +299,6 @@ def test_a_step_alone_is_the_step(name: str, policy, groups, calls: list[str]) -
     assert 0 < expected.norm() < before, "nothing was stepped, or the gate removes nothing"
 
 
-@pytest.mark.parametrize("loss_type", ["nll", "dapo"])
-def test_a_step_is_the_gradient_of_the_loss_of_transformers(loss_type: str, policy, groups, batch: Batch) -> None:
-    """nll: sum_i grad model(ids_i, labels_i).loss. dapo: grad of sum_i A_i len_i / total model(ids_i, labels_i).loss.
-
-    Labels are -100 in the holes; whole and alone. transformers computes its loss in float32.
-    """
-    coordinates, _ = policy
-    A = torch.tensor(REWARDS).double() - torch.tensor(REWARDS).double().view(2, 3).mean(1).repeat_interleave(3)
-    lengths = batch.completion_mask.sum(1)
-    factors = torch.ones(NUM).double() if loss_type == "nll" else A * lengths / lengths.sum()
-    loss = torch.zeros((), dtype=torch.float64)
-    for ids, mask, length, factor in zip(batch.ids, batch.completion_mask, batch.lengths, factors):
-        labels = ids.masked_fill(~mask, -100)[None, :length]
-        loss = loss + factor * coordinates.model(input_ids=ids[None, :length], labels=labels).loss
-    expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, coordinates.parameters())])
-    arm = get_arm("vanilla" if coordinates.basis == "svd" else "vanilla-lora")
-    for stepped in both_steps(policy, groups, arm, LossSettings(loss_type=loss_type))[1:]:
-        assert (stepped - expected).norm() < 1e-6 * expected.norm()
-
-
 @pytest.fixture
 def calls(policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every forward of the model, and whether it is to be differentiated."""
