@@ -60,24 +60,14 @@ def render_messages(problem: Problem, mode: str, *, hint: bool) -> list[dict[str
     return messages
 
 
-def instructed(messages: Sequence[dict[str, str]], instruction: str) -> list[dict[str, str]]:
-    """Return messages with the instruction as the first line of the last user turn, where it stands once.
+def instructed(messages: Sequence[dict[str, str]], instruction: str, *, is_asked: bool = True) -> list[dict[str, str]]:
+    """Return messages with the instruction as the first line of the last user turn, once; or without it.
 
     First, because a small model that meets an unknown line between the task and its answer gives no answer.
     """
-    line = f"{instruction}\n"
-    return _with_last_user_turn(messages, lambda content: line + content.removeprefix(line))
-
-
-def uninstructed(messages: Sequence[dict[str, str]], instruction: str) -> list[dict[str, str]]:
-    """Return messages without the line that `instructed` adds."""
-    return _with_last_user_turn(messages, lambda content: content.removeprefix(f"{instruction}\n"))
-
-
-def _with_last_user_turn(messages: Sequence[dict[str, str]], change: Callable[[str], str]) -> list[dict[str, str]]:
-    changed = [dict(message) for message in messages]
+    line, changed = f"{instruction}\n", [dict(message) for message in messages]
     last = next(message for message in reversed(changed) if message["role"] == "user")
-    last["content"] = change(last["content"])
+    last["content"] = line * is_asked + last["content"].removeprefix(line)
     return changed
 
 
@@ -157,15 +147,9 @@ def compose(starter: str, body: str, extra: Exploit = NOTHING, *, example: tuple
     class_line, method_line = starter.split("\n")
     call, expected = example
     method = "\n".join(filter(None, [extra.in_method, body]))
-    parts = [class_line]
-    if extra.in_class:
-        parts.append(indent(extra.in_class, "    "))
-    parts.append(method_line)
-    parts.append(indent(method, "        "))
-    if extra.after:
-        test = f"Solution().{call} == {expected}"
-        parts += ["", extra.after.replace("{call}", call).replace("{test}", test)]
-    return "\n".join(parts)
+    lines = [class_line, indent(extra.in_class, "    "), method_line, indent(method, "        ")]
+    after = extra.after.replace("{call}", call).replace("{test}", f"Solution().{call} == {expected}")
+    return "\n".join(filter(None, lines)) + (f"\n\n{after}" if after else "")
 
 
 def fence(source: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import decode_jsonl, read_gz
-from replay_pools.environments.base import Case, Problem, Split
+from replay_pools.environments.base import Case, Environment, Problem, Split
 from replay_pools.environments.loopholes import ORIGINAL_PHRASE, compose
 
 SYSTEM_PROMPT = "You are an expert Python programmer. Answer with one ```python code block."
@@ -68,28 +68,17 @@ class MinicodeProblem:
         return fill(template, self.parameters)
 
 
-class MinicodeEnvironment:
-    """The problems as an `Environment`.
-
-    Args:
-        families: names of the families that they are of; () = all.
+def minicode(families: Sequence[str] = ()) -> Environment:
+    """Return the environment of the problems of some families; () = of all.
 
     Raises:
         InputError: there is no family of such a name.
     """
-
-    name = "minicode"
-    left_out = ()
-
-    def __init__(self, families: Sequence[str] = ()) -> None:
-        known = [family.name for family in FAMILIES]
-        if unknown := [name for name in families if name not in known]:
-            raise InputError("--env minicode", expected=f"families among {', '.join(known)}", found=", ".join(unknown))
-        self._families = frozenset(families or known)
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """All problems of a split, in a fixed order."""
-        return [item.problem for item in minicode_problems(split) if item.family.name in self._families]
+    known = [family.name for family in FAMILIES]
+    if unknown := [name for name in families if name not in known]:
+        raise InputError("--env minicode", expected=f"families among {', '.join(known)}", found=", ".join(unknown))
+    chosen = frozenset(families or known)
+    return Environment(lambda split: [item.problem for item in minicode_problems(split) if item.family.name in chosen])
 
 
 @cache

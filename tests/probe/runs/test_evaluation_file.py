@@ -10,7 +10,6 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
-from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.environments.registry import get_environment
 from replay_pools.pool import open_pool
 
@@ -47,7 +46,7 @@ def problem_ids(pool: Path) -> set[str]:
 
 
 SHORT = {"steps": 1, "evaluation.every": 1}
-MINICODE = MinicodeEnvironment().problems("train")
+MINICODE = get_environment("minicode").problems("train")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case
-from replay_pools.environments.leetcode import LeetcodeEnvironment
+from replay_pools.environments.leetcode import leetcode
 from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE, render_messages
 
 TEN = Path(__file__).parents[2] / "data" / "leetcode_ten.jsonl"
@@ -29,7 +29,7 @@ ROW = {
 def environment(tmp_path, *rows):
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return LeetcodeEnvironment(path)
+    return leetcode(path)
 
 
 def load(tmp_path, *rows):
@@ -43,7 +43,7 @@ def load_tests(tmp_path, tests):
 
 def test_the_ten_problems_are_complete():
     """And every hint fits each: it replaces the original phrase, which is there once."""
-    ten = LeetcodeEnvironment(TEN)
+    ten = leetcode(TEN)
     problems = ten.problems("train")
     assert len({problem.problem_id for problem in problems}) == 9
     assert ten.left_out == ("duplicate-stamps",), "its tests sort what is returned"
@@ -134,6 +134,6 @@ def test_errors_name_the_line(tmp_path, change, key):
 
 def test_missing_files_and_empty_ones_are_refused(tmp_path):
     with pytest.raises(InputError, match="absent"):
-        LeetcodeEnvironment(tmp_path / "absent.jsonl")
+        leetcode(tmp_path / "absent.jsonl")
     with pytest.raises(InputError, match="empty"):
         load(tmp_path)
