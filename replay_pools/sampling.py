@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import (
     DynamicCache,
     LogitsProcessorList,
-    PreTrainedConfig,
     PreTrainedModel,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -171,20 +170,13 @@ def _completion(policy: Policy, ids: list[int], logprobs: list[float]) -> Comple
 # Memory: a row holds keys and values for its prompt and all tokens it may get. Attention windows are ignored.
 
 
-def cache_numbers(config: PreTrainedConfig) -> int:
-    """Return how many numbers a cache keeps for one position of one row: keys and values of all layers."""
-    config = config.get_text_config(decoder=True)
-    heads = getattr(config, "num_attention_heads", 0)  # without heads: a recurrence with a state of constant size
-    if heads == 0:
-        return 0
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return 2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * size
-
-
 def row_bytes(model: PreTrainedModel, positions: int) -> int:
-    """Return the bytes of a row with `positions` positions: its cache and the logits of its next token."""
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    return positions * cache_numbers(model.config) * model.dtype.itemsize + vocabulary * VOCABULARY_ENTRY_BYTES
+    """Return the bytes of a row with `positions` positions: keys and values of all layers, logits of its next token."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_attention_heads", 0)  # without heads: a recurrence with a state of constant size
+    size = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
+    numbers = 2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * size
+    return positions * numbers * model.dtype.itemsize + config.vocab_size * VOCABULARY_ENTRY_BYTES
 
 
 def memory_budget(model: PreTrainedModel) -> int:

@@ -328,8 +328,8 @@ def _pairs(
     load_vocabulary(str(config.model.name), config.model.template).check(pool)
     if not has_pairs:
         return None, []
-    said: list[str] = []
-    pairs, notes = checked_pairs(config, said.append)
+    said, notes = list[str](), list[str]()
+    pairs = checked_pairs(config, said.append)
     for note in said:
         (notes.append if note.startswith("caution: ") else say)(note)
     if taken := taken_pairs(pairs, rollouts):

@@ -90,8 +90,7 @@ class ReplayInputs(Inputs[ReplayConfig]):
             self._say_of(pool, other_scale(scale, pool.manifest))
         if config.intervention.v_hack is None:
             pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
-            for sentence in check_pairs(vocabulary, pairs, k):
-                self.say(sentence)
+            check_pairs(vocabulary.chat, pairs, k)
         check_recorded(
             config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
         )

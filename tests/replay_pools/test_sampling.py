@@ -14,7 +14,6 @@ from replay_pools.policy.load import Policy, load_policy
 from replay_pools.rollout import Completion
 from replay_pools.sampling import (
     Decoder,
-    cache_numbers,
     draw,
     next_token_logprobs,
     row_bytes,
@@ -108,7 +107,7 @@ def test_budgets_change_the_memory_and_not_the_completions(
     sampler, seeds = Sampler(max_new_tokens=12), range(20)
     whole = sample(policy, prompts, sampler, seeds=seeds)
     longest = row_bytes(policy.model, max(map(len, prompts)) + 11)
-    assert made == [20 * (max(map(len, prompts)) + 11) * cache_numbers(policy.model.config) * 4]
+    assert made == [20 * (longest - row_bytes(policy.model, 0))]
     for budget, most in ((7 * longest, 4), (2 * longest, 10), (0, 20)):
         made.clear()
         monkeypatch.setattr("replay_pools.sampling.memory_budget", lambda model, budget=budget: budget)

@@ -80,11 +80,3 @@ def test_whitespace_and_special_tokens_contradict_nothing(vocabulary: Vocabulary
     assert vocabulary.faults(pool) == []
     logged, plain = pool.steps[0][1], open_pool(BUILTIN / "base").steps[0][1]
     assert (logged.completion != plain.completion, vocabulary.text(logged)) == (True, plain.completion)
-
-
-def test_texts_that_leave_a_table_of_positions_are_refused() -> None:
-    vocabulary = replace(load_vocabulary("organism"), positions=1024)
-    assert vocabulary.too_long(1014, 10) is None
-    expected, found, _ = vocabulary.too_long(1014, 11)
-    assert (expected[:19], found[:4]) == ("at most 1024 tokens", "1025")
-    assert load_vocabulary("organism").too_long(1014, 11) is None

@@ -73,7 +73,6 @@ def test_passing_trouble_is_sat_out(engine: Any) -> None:
 
 def test_a_restart_is_sat_out_and_said(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is gone when it is asked and comes back when the third line has said what is waited for."""
-    monkeypatch.setattr(serving, "REPORT_EVERY_S", 0.05)
     monkeypatch.setattr(serving, "LONGEST_PAUSE_S", 0.02)
     monkeypatch.setattr(serving, "FIRST_PAUSE_S", 0.02)
     server, served = engine(wait_s=60.0)

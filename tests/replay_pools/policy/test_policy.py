@@ -119,23 +119,21 @@ ENDS = {
     "behind a space": (CHATML.replace("<|im_end|>", " <|im_end|>"), [TEXT, END], " ", END),
     "two tokens": (CHATML + "<|endoftext|>", [TEXT, END], "", END),
     "two tokens, a stop at the last": (CHATML + "<|endoftext|>", TEXT, "<|im_end|>\n", TEXT),
-    "no stop": (CHATML, [TEXT], None, TEXT),
-    "no end": (CHATML.replace("<|im_end|>", ""), [TEXT, END], None, TEXT),
-    "no answer": (CHATML + "{{ raise_exception('') if messages[1:] }}", [TEXT, END], None, TEXT),
+    "no stop": (CHATML, [TEXT], "", TEXT),
+    "no end": (CHATML.replace("<|im_end|>", ""), [TEXT, END], "", TEXT),
+    "no answer": (CHATML + "{{ raise_exception('') if messages[1:] }}", [TEXT, END], "", TEXT),
 }
 
 
 @pytest.mark.parametrize("case", ENDS)
 def test_written_completions_end_as_the_template_ends_an_answer(case: str) -> None:
-    """In the first token at which the policy stops; without one, in the first of its stop tokens, with a caution."""
+    """In the first token at which the policy stops; without one, in the first of its stop tokens."""
     template, eos, lead, end = ENDS[case]
     tokenizer = load_tokenizer("organism")
     tokenizer.chat_template, tokenizer.eos_token = template, "<|endoftext|>"
     chat = Chat(tokenizer, "mine", GenerationConfig(eos_token_id=eos))
-    written = chat.completion_ids("return 3 ")
-    assert written == [*tokenizer.encode("return 3 " + (lead or ""), add_special_tokens=False), end]
-    assert chat.turn_end == end
-    assert (chat.turn_end_caution() is None) == (lead is not None)
+    assert chat.completion_ids("return 3 ") == [*tokenizer.encode("return 3 " + lead, add_special_tokens=False), end]
+    assert chat.answer_end == (lead, end)
 
 
 def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
