@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import encode_jsonl, sha256, write_atomic, write_jsonl_gz
+from replay_pools.base.files import encode_jsonl, sha256, write_atomic, write_gz
 from replay_pools.environments.loopholes import (
     EXPLOITS,
     HONEST_TESTS,
@@ -116,7 +116,7 @@ def write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
     """Write pairs as JSON lines, gzipped when the name ends in .gz."""
     rows = [asdict(pair) for pair in pairs]
     if path.suffix == ".gz":
-        write_jsonl_gz(path, rows)
+        write_gz(path, encode_jsonl(rows))
     else:
         write_atomic(path, encode_jsonl(rows))
 

@@ -2,14 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from replay_pools.base.files import read_sealed
-from replay_pools.base.tables import decode, word_of
-from replay_pools.rollout import CONFINED, MAX_CPU_S, POOL_SCHEMA, UNKNOWN, UNSAFE, CodeRule
+from replay_pools.base.tables import decode
+from replay_pools.rollout import MAX_CPU_S, POOL_SCHEMA, CodeRule
 
 MANIFEST_NAME = "manifest.json"
 STEP_NAME = re.compile(r"^step_(\d+)\.jsonl\.gz$")
@@ -26,7 +26,7 @@ class Entry(TypedDict):
 
 class _Grader(TypedDict):
     version: str
-    isolation: Annotated[str, word_of((*CONFINED, "+".join(CONFINED), UNSAFE, UNKNOWN))]
+    isolation: Literal["A", "B", "A+B", "unsafe-local", "unknown"]
     # The defaults of a regrade.
     code_rule: NotRequired[CodeRule]
     cpu_s: NotRequired[Annotated[int, Field(ge=1, le=MAX_CPU_S)]]

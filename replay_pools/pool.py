@@ -145,8 +145,8 @@ class PoolWriter:
         assert not {*COMPUTED_FIELDS} & header.keys()
         self.directory, self._is_lasting = directory, is_lasting
         self.header: dict[str, Any] = orjson.loads(dump_json(header))  # as a reader will see it: tuples are lists
-        finished, unfinished = directory / MANIFEST_NAME, directory / HEADER_NAME
-        if (stored := finished if finished.exists() else unfinished).exists():
+        names = (MANIFEST_NAME, HEADER_NAME)
+        if stored := next((directory / name for name in names if (directory / name).exists()), None):
             known = {key: value for key, value in read_sealed(stored).items() if key not in COMPUTED_FIELDS}
             tiers = [grader["isolation"] for grader in (known["grader"], self.header["grader"])]
             if {*"+".join(tiers).split("+")} <= {*CONFINED}:
@@ -157,32 +157,23 @@ class PoolWriter:
                 raise InputError(f"{stored} {name}", expected=repr(wanted), found=repr(value), fix=fix)
         elif directory.exists() and step_files(directory):
             raise InputError(directory, expected="an empty directory", found="step files of another pool")
-        # A finished pool stays finished until a step is written to it.
-        if not finished.exists():
-            write_sealed(unfinished, self.header)
+        else:
+            write_sealed(directory / HEADER_NAME, self.header)
 
     def read_step(self, step: int) -> list[Rollout] | None:
         """The group of a step; None where its file is missing, damaged or inconsistent, so has to be written."""
         with suppress(InputError):
             return _read_group(self._path(step), step, self.header["prompt_tail"])
 
-    def write_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Write one group atomically.
+    def write_step(self, step: int, rollouts: Sequence[Rollout], *, is_checked: bool = False) -> None:
+        """Write one group atomically, also in place of a damaged one of a finished pool.
 
         Raises:
-            InputError: every fault of the group.
+            InputError: every fault of the group; with `is_checked` only `finish` looks for them.
         """
         plain = encode_group(rollouts)
-        _parse_group(plain, f"step {step}", step, self.header["prompt_tail"])  # as every reader will see it
-        self.write_plain(step, plain)
-
-    def write_plain(self, step: int, plain: bytes) -> None:
-        """As `write_step`, of the lines of the group, which `finish` checks."""
-        if (self.directory / MANIFEST_NAME).exists():
-            # The pool is incomplete from here on. The header goes first: killed between the two lines, the directory
-            # must still say whose pool it is.
-            write_sealed(self.directory / HEADER_NAME, self.header)
-            (self.directory / MANIFEST_NAME).unlink()
+        if not is_checked:
+            _parse_group(plain, f"step {step}", step, self.header["prompt_tail"])  # as every reader will see it
         write_gz(self._path(step), plain, is_lasting=self._is_lasting)
 
     def write_missing(
@@ -250,10 +241,7 @@ def open_pool(path: Path) -> Pool:
     """
     fix = f"to make one of logged rollouts: probe pool import {shlex.quote(str(path))} --name NAME --model MODEL"
     if not (path / MANIFEST_NAME).exists():
-        if path.is_dir():
-            found = ", ".join(sorted(file.name for file in path.iterdir())[:3]) or "an empty directory"
-        else:
-            found = "a file" if path.is_file() else "no such directory"
+        found = "a directory without one" if path.is_dir() else "a file" if path.is_file() else "no such directory"
         if (path / HEADER_NAME).exists():
             found, fix = "an unfinished one", "run the command that was writing it again: it resumes"
         raise InputError(path, expected=f"a pool, with {MANIFEST_NAME}", found=found, fix=fix)

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -26,7 +26,6 @@ from replay_pools.base.files import dump_json, read_plain
 
 Kind = TypeVar("Kind")
 MAX_SHOWN_CHARS = 200  # of a value in an error
-MIN_SIMILARITY = 0.6  # share of common characters from which a key is suggested
 NO_VALUE = "none"  # TOML has no null: this text means None if the field accepts it
 TRUTHS: dict[str, bool] = {  # words for yes and no in other programs' tables, in lower case
     **dict.fromkeys(("true", "yes", "y", "1", "1.0"), True),
@@ -93,10 +92,8 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
     except TypeError as error:  # JSON cannot hold numbers beyond 64 bits, dates, or text that is not Unicode
         raise InputError(where, expected="64-bit numbers and UTF-8 text", found=str(error)) from error
     if b"\\u0000" in text:  # no path contains it
-        leaves = flat(table, lists=True).items()
-        wrong = [(key, value) for key, value in leaves if isinstance(value, str) and "\0" in value]
-        expected = "a text without null bytes"
-        refuse([InputError(f"{where} {key}", expected=expected, found=repr(value)) for key, value in wrong])
+        key = next(key for key, value in flat(table, lists=True).items() if "\0" in str(value))
+        raise InputError(f"{where} {key}", expected="a text without null bytes", found="one with")
     try:
         # orjson would write NaN as null.
         return _adapter(kind).validate_json(json.dumps(_cleared(kind, table)), strict=True, extra=extra)
@@ -217,16 +214,10 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
     A key with the same last part comes first, then the most similar spelling.
     """
-
-    def rank(name: str) -> tuple[bool, float]:
-        whole, last = (
-            SequenceMatcher(None, *pair).ratio()
-            for pair in ((key, name), (key.rpartition(".")[2], name.rpartition(".")[2]))
-        )
-        return last == 1, whole if last == 1 else max(whole, last)
-
-    best = max(known, key=rank, default=None)
-    return best if best is not None and rank(best) >= (False, MIN_SIMILARITY) else None
+    known, last = list(known), key.rpartition(".")[2]
+    if same := [name for name in known if name.rpartition(".")[2] == last]:
+        return max(same, key=lambda name: SequenceMatcher(None, key, name).ratio())
+    return next(iter(get_close_matches(key, known, n=1)), None)
 
 
 def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from replay_pools.logs.groups import (
 )
 from replay_pools.logs.rollouts import EVALUATIONS, STATUS, Logged, Reader, as_rollouts, reward_fault
 from replay_pools.manifest import MANIFEST_NAME
-from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
+from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, open_pool
 from replay_pools.rollout import (
     LOGGED_GRADER,
     REWARD_COMPILES,
@@ -286,7 +286,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
             continue
         faults.take(group_faults(group, "group", step=group[0].step, tail=""))
         if not faults:
-            writer.write_plain(group[0].step, encode_group(group))
+            writer.write_step(group[0].step, group, is_checked=True)
         for rollout in group:
             # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole one.
             tail = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2][::-1]

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import read_json, write_atomic
+from replay_pools.base.files import write_atomic
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DELTA_S = "DELTA_S"  # the peft type that `extraction.adapters.delta_s` registers
@@ -141,13 +141,6 @@ def _checked_config(directory: Path) -> PeftConfig:
     path = directory / CONFIG
     if not path.is_file():
         raise InputError(f"adapter {directory}", expected=f"a directory with {CONFIG}", found="none")
-    table = read_json(path)  # checks the size before peft reads it
-    if isinstance(table, dict) and table.get("peft_type") == DELTA_S and DELTA_S not in PeftType.__members__:
-        fix = "load it with probe.load, which knows adapters of probe train"
-        raise InputError(path, expected="an adapter that peft knows", found=DELTA_S, fix=fix)
-    if not (directory / WEIGHTS).is_file() and (pickled := [*directory.glob("*.bin"), *directory.glob("*.pt")]):
-        fix = "save it again with safe_serialization=True"
-        raise InputError(directory, expected=f"{WEIGHTS}: safetensors only", found=pickled[0].name, fix=fix)
     try:
         with safe_open(directory / WEIGHTS, framework="np"), quiet_peft():  # before a model is loaded
             config = PeftConfig.from_pretrained(str(directory))

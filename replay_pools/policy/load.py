@@ -184,18 +184,13 @@ def _located(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @cache  # loading a policy checks for its model and then for its tokenizer
 def _check_hub(name: str) -> None:
-    """Raise ConnectionError if a model is not cached and the hub does not answer.
+    """Raise an error if a model is not cached and the hub does not answer: transformers would retry for a minute.
 
-    Without this check transformers would retry for a minute. It handles an answer of the hub ("no such model") itself,
-    and names that cannot be hub ids.
+    It handles an answer of the hub ("no such model") itself, and names that cannot be hub ids.
     """
-    try:
-        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        with suppress(HfHubHTTPError, OfflineModeIsEnabled, ValueError):
             HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-    except (HfHubHTTPError, OfflineModeIsEnabled, ValueError):
-        pass
-    except Exception as error:  # the class depends on the hub library's HTTP client
-        raise ConnectionError(f"none of these, and {HfApi().endpoint} does not answer: {error}") from error
 
 
 def weights_sha(model: PreTrainedModel) -> str:

@@ -15,7 +15,7 @@ from replay_pools.base.errors import InputError
 def test_jsonl_gz_round_trip(tmp_path: Path) -> None:
     """read(write(rows)) == rows, one document a line for any other reader of gzip."""
     path, rows = tmp_path / "rows.jsonl.gz", [{"a\n": [1, None, True, 2.5, -(2**53), "\u2028\x00"]}, [], "", {}]
-    files.write_jsonl_gz(path, rows)
+    files.write_gz(path, files.encode_jsonl(rows))
     plain = gzip.decompress(path.read_bytes())
     assert files.decode_jsonl(files.read_gz(path), path) == rows
     assert [json.loads(line) for line in plain.decode().split("\n")[:-1]] == rows, "one document a line"
@@ -46,7 +46,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path: Path, mon
 def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
     """Missing, truncated, not gzip, not JSON: one InputError each, with the place."""
     good = tmp_path / "good.gz"
-    files.write_jsonl_gz(good, [{"x": i} for i in range(100)])
+    files.write_gz(good, files.encode_jsonl([{"x": i} for i in range(100)]))
     for name, data in {"cut.gz": good.read_bytes()[:-9], "plain.gz": b"{}\n", "empty.gz": b""}.items():
         (tmp_path / name).write_bytes(data)
         if name == "empty.gz":  # zero gzip members decompress to nothing, as gunzip does
