@@ -132,8 +132,6 @@ def find_problems(pool: Pool, env: str | None) -> dict[str, Problem]:
     wanted_ids = dict.fromkeys(group[0].problem_id for group in pool.steps)  # each once, in the order of the steps
     if missing_ids := [problem_id for problem_id in wanted_ids if problem_id not in known]:
         found = f"none ({len(missing_ids)} of {len(wanted_ids)} problems are missing)"
-        if left_out := {*missing_ids} & {*environment.left_out}:
-            found += f"; {len(left_out)} of them have tests that cannot be graded"
         expected = f"problem {missing_ids[0]} in {name}"
         raise InputError(f"pool {pool.name}", expected=expected, found=found, fix=fix)
     return {problem_id: known[problem_id] for problem_id in wanted_ids}

@@ -252,23 +252,19 @@ def _faults(table: Mapping[str, Any], error: ValidationError, where: object, kno
     faults: dict[str, InputError] = {}
     for complaint in error.errors():
         key, value = _key(table, complaint["loc"])
-        place, kind = f"{where} {key}".rstrip(), complaint["type"]
-        cause = complaint.get("ctx", {}).get("error")
-        if kind in ("missing", "missing_argument"):
-            faults.setdefault(key, InputError(place, expected="a value", found="no such key"))
-        elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        cause, fix = complaint.get("ctx", {}).get("error"), ""
+        expected, found = complaint["msg"].removeprefix("Input should be "), cut(repr(value), MAX_SHOWN_CHARS)
+        if complaint["type"] in ("missing", "missing_argument"):
+            expected, found = "a value", "no such key"
+        elif complaint["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             near = nearest(key, known)
-            fix = f"did you mean {near}?" if near else ""
-            faults.setdefault(key, InputError(place, expected="a known key", found="an unknown key", fix=fix))
-        elif isinstance(cause, InputError):
-            for part in cause.errors:
-                dotted = ".".join(filter(None, (key, part.where)))
-                faults.setdefault(dotted, part.at(f"{where} {dotted}"))
-        else:
-            expected = complaint["msg"].removeprefix("Input should be ")
-            if kind == "too_short":
-                expected = f"at least {complaint.get('ctx', {})['min_length']}"
-            faults.setdefault(key, InputError(place, expected=expected, found=cut(repr(value), MAX_SHOWN_CHARS)))
+            expected, found, fix = "a known key", "an unknown key", f"did you mean {near}?" if near else ""
+        parts = (
+            cause.errors if isinstance(cause, InputError) else [InputError("", expected=expected, found=found, fix=fix)]
+        )
+        for part in parts:
+            dotted = ".".join(filter(None, (key, part.where)))
+            faults.setdefault(dotted, part.at(f"{where} {dotted}".rstrip()))
     return [*faults.values()]
 
 

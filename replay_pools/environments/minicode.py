@@ -31,11 +31,10 @@ class Family:
     """A problem statement with parameters, and right and wrong bodies of its method."""
 
     name: str
-    kind: str  # name and kind of the only argument: "nums" | "n" | "s" | "text"
-    returns: str  # annotation of the returned value
+    signature: str  # name of the only argument ("nums" | "n" | "s" | "text") -> annotation of the returned value
     statement: str
-    solutions: tuple[str, ...]  # right method bodies; the first one is canonical
-    bugs: tuple[str, ...]  # wrong method bodies
+    solutions: list[str]  # right method bodies; the first one is canonical
+    bugs: list[str]  # wrong method bodies
     bug_rate: float  # share of wrong bodies in the training text of the small model
 
     @property
@@ -45,14 +44,10 @@ class Family:
         return first + "".join(map(str.capitalize, others))
 
 
-def _family(name: str, row: dict[str, Any]) -> Family:
-    kind, returns = row.pop("signature").split(" -> ")
-    lists = {field: tuple(row.pop(field)) for field in ("solutions", "bugs")}
-    return Family(name=name, kind=kind, returns=returns, **lists, **row)
-
-
-_ROWS = tomllib.loads(Path(__file__).with_name("minicode.toml").read_text())
-FAMILIES: tuple[Family, ...] = tuple(_family(name, row) for name, row in _ROWS.items())
+FAMILIES: tuple[Family, ...] = tuple(
+    Family(name=name, **row)
+    for name, row in tomllib.loads(Path(__file__).with_name("minicode.toml").read_text()).items()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +113,8 @@ def _build(family: Family, parameters: Parameters, inputs: list[Any]) -> Minicod
     # A character such as "/" is named by its code point.
     slugs = [text if text.isalnum() else f"x{ord(text):x}" for text in map(str, parameters.values())]
     problem_id = "-".join([family.name, *slugs])
-    starter = (
-        f"class Solution:\n    def {family.func}(self, {family.kind}: {ANNOTATIONS[family.kind]}) -> {family.returns}:"
-    )
+    kind, returns = family.signature.split(" -> ")
+    starter = f"class Solution:\n    def {family.func}(self, {kind}: {ANNOTATIONS[kind]}) -> {returns}:"
     canonical = compose(starter, fill(family.solutions[0], parameters))
     namespace: dict[str, Any] = {}
     # Our own code. Its annotations are not evaluated: SETUP_CODE has not run.

@@ -31,10 +31,7 @@ DELTA_S = "DELTA_S"  # the peft type that `extraction.adapters.delta_s` register
 START = "start"  # folder, in an adapter's directory, of the adapter that training started from
 SCALED = ("lora_B", "lora_embedding_B", "delta_S")  # a scale multiplies these: the weight change is linear in them
 UNSCALED = ("lora_A", "lora_embedding_A")  # a scale leaves these alone
-# Values of `init_lora_weights`: loading such an adapter keeps the base, or changes it as before the training.
-KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
-CHANGES_BASE = ("pissa", "olora", "loftq")
-CONVERT = "save it as plain LoRA: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")  # values of `init_lora_weights`
 
 
 def merge_adapter(
@@ -100,12 +97,9 @@ def _scaled(directory: Path, scale: float) -> dict[str, Tensor]:
     """Return the tensors of an adapter, scaled.
 
     Raises:
-        InputError: the weight change is not linear in the tensors, or peft changes the base as well.
+        InputError: the weight change is not linear in the tensors.
     """
     tensors = load_file(directory / WEIGHTS)
-    if (kind := getattr(_checked_config(directory), "init_lora_weights", True)) not in KEEPS_BASE:
-        expected = "an adapter that keeps the base, as only these can be scaled"
-        raise InputError(directory, expected=expected, found=f"init_lora_weights {kind}", fix=CONVERT)
     for name, tensor in tensors.items():
         if any(part in name for part in SCALED):
             tensors[name] = tensor * scale
@@ -148,9 +142,9 @@ def _checked_config(directory: Path) -> PeftConfig:
         is_weights = isinstance(error, SafetensorError | OSError)
         what = (directory / WEIGHTS, "a safetensors file") if is_weights else (path, "the configuration of an adapter")
         raise _no_adapter(*what, error) from error
-    if (kind := getattr(config, "init_lora_weights", True)) not in (*KEEPS_BASE, *CHANGES_BASE):
-        expected = "an adapter that keeps the base, or changes it as before the training"
-        raise InputError(path, expected=expected, found=f"init_lora_weights {kind}", fix=CONVERT)
+    if (kind := getattr(config, "init_lora_weights", True)) not in KEEPS_BASE:
+        fix = "save it as plain LoRA: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+        raise InputError(path, expected="an adapter that keeps the base", found=f"init_lora_weights {kind}", fix=fix)
     # These add to the input, or load further adapters.
     if config.is_prompt_learning or config.peft_type == PeftType.XLORA:
         raise InputError(path, expected="an adapter that can be merged into the weights", found=str(config.peft_type))

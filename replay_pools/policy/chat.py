@@ -1,7 +1,7 @@
 """The text side of a policy: messages to prompt ids, completion ids to text, and end-of-turn ids."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -31,9 +31,9 @@ class Conversation(NamedTuple):
 class Chat:
     """A tokenizer with its chat template and what ends a turn: the text side of a policy, wherever its weights are."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
     base_model: str  # the name it was loaded by
-    generation: GenerationConfig | None  # of the model
+    generation: GenerationConfig | None = field(repr=False)  # of the model
 
     @cached_property  # the tokenizer looks its id up each time
     def eos_ids(self) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ def _rendered_tail(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
     """Return the text of `template` behind an answer; "" if it renders none. An argument, because it may change."""
     turns = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": "\x02"}]
     try:
-        text = str(tokenizer.apply_chat_template(turns, template, tokenize=False, enable_thinking=False))
+        text = str(tokenizer.apply_chat_template(turns, chat_template=template, tokenize=False, enable_thinking=False))
     except Exception:  # a template is a program: it may raise anything
         return ""
     return text.partition("\x02")[2]

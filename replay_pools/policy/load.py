@@ -12,8 +12,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -48,19 +47,14 @@ transformers_logging.disable_progress_bar()
 
 
 @final
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Policy(Chat):
     """A loaded model in evaluation mode, its tokenizer, and the names for manifests."""
 
-    model: PreTrainedModel
+    model: PreTrainedModel = field(repr=False)
     adapter: str | None  # the adapter merged into the weights; None = none
     base_weights_sha: str  # `weights_sha` before merging
     adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha`
-
-    def __repr__(self) -> str:
-        """Return one line, because a model would print all its modules."""
-        adapter = "" if self.adapter is None else f", adapter {self.adapter!r}"
-        return f"Policy({self.base_model!r}{adapter}, {self.model.dtype} on {self.device})"
 
     @property
     def device(self) -> torch.device:
@@ -174,9 +168,7 @@ def _located(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if "trust_remote_code" in str(error):
             reason = "a model with code (auto_map), which is never run"
         fix = "check the name, or download the model and pass its directory"
-        if get_close_matches(name, [ORGANISM]):
-            fix = f"did you mean {ORGANISM}?"
-        elif (Path(name) / "adapter").is_dir():
+        if (Path(name) / "adapter").is_dir():
             fix = f"for a training, pass its base and --adapter {name}/adapter"
         expected = "`organism`, a model directory or a reachable hub id"
         raise InputError(f"model {name}", expected=expected, found=reason, fix=fix) from error

@@ -190,7 +190,7 @@ def test_names_are_paths_then_out_then_builtin(
         ({"files": {"step_000.jsonl.gz": "x"}}, "manifest.json files.step_000"),
         ({"files": {"../other.jsonl.gz": {"step": 0, "rollouts": 4, "sha256": "0"}}}, "other.jsonl.gz.*pattern"),
         ({"sampler": [1]}, "sampler: expected"),
-        ({"grader": {"version": "1", "isolation": "C"}}, "grader.isolation: expected one of A, B"),
+        ({"grader": {"version": "1", "isolation": "C"}}, "grader.isolation: expected 'A', 'B'"),
         # The rule and the limit are the defaults of a regrade.
         (
             {"grader": {"version": "1", "isolation": "B", "code_rule": "first"}},

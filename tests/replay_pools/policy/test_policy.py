@@ -166,7 +166,7 @@ def test_what_cannot_be_loaded_is_named(options: dict[str, str], expected: str) 
 
 
 def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the minute of retries of its client, and with the name that was meant."""
+    """Without the minute of retries of its client."""
     asked = []
 
     def model_info(_self: object, name: str, **_options: object) -> None:
@@ -174,8 +174,8 @@ def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("no route")
 
     monkeypatch.setattr("replay_pools.policy.load.HfApi.model_info", model_info)
-    for name, fix in (("orgnism", "did you mean organism"), ("someone/some-model", "download the model and pass")):
-        with pytest.raises(InputError, match=f"model {name}: .* found no route; .*{fix}"):
+    for name in ("orgnism", "someone/some-model"):
+        with pytest.raises(InputError, match=f"model {name}: .* found no route; .*download the model and pass"):
             load_tokenizer(name)
     assert asked == ["orgnism", "someone/some-model"]
 
@@ -270,9 +270,6 @@ def a_part(path: Path) -> None:
     save_file(dict([*load_file(path).items()][:5]), path)
 
 
-SLOW_KINDS = ("olora", "pissa_niter_4")
-
-
 def saved_lora(directory: Path, **options: object) -> tuple[PreTrainedModel, str]:
     """A trained LoRA of the organism, not merged, and its directory."""
     torch.manual_seed(1)
@@ -285,25 +282,11 @@ def saved_lora(directory: Path, **options: object) -> tuple[PreTrainedModel, str
     return adapted.eval(), str(directory)
 
 
-@pytest.mark.parametrize(
-    "kind", ["gaussian", "pissa", "lora_ga", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW_KINDS)]
-)
-def test_initialisations_that_change_the_base(kind: str, tmp_path: Path) -> None:
-    """The merged model is the trained one, and half of the change is half of it, or the adapter is refused."""
-    trained_as = True if kind == "lora_ga" else kind
-    adapted, directory = saved_lora(tmp_path, target_modules="all-linear", init_lora_weights=trained_as)
-    if kind == "lora_ga":
-        change(tmp_path / "adapter_config.json", init_lora_weights=kind)
-    if kind in ("pissa_niter_4", "lora_ga"):
-        with pytest.raises(InputError, match=kind):
-            load_policy("organism", adapter=directory)
-        return
+def test_a_part_of_an_adapter_is_that_part_of_its_change(tmp_path: Path) -> None:
+    """The merged model is the trained one, and half of the change is half of it."""
+    adapted, directory = saved_lora(tmp_path, target_modules="all-linear", init_lora_weights="gaussian")
     whole, ids = load_policy("organism", adapter=directory).model, torch.arange(5, 25)[None]
     torch.testing.assert_close(whole(ids).logits, adapted(ids).logits, rtol=1e-4, atol=1e-4)
-    if kind != "gaussian":
-        with pytest.raises(InputError, match=kind):
-            load_policy("organism", adapter=f"{directory}:0.5")
-        return
     before = dict(load_policy("organism").model.named_parameters())
     for name, weight in load_policy("organism", adapter=f"{directory}:0.5").model.named_parameters():
         torch.testing.assert_close(weight, torch.lerp(before[name], whole.get_parameter(name), 0.5), rtol=0, atol=1e-6)
@@ -336,6 +319,8 @@ def test_an_adapter_of_a_tied_weight(target: str, tmp_path: Path) -> None:
         ("adapter_config.json", lambda path: change(path, target_modules=["q_proj"]), "safetensors: .* others"),
         ("adapter_config.json", lambda path: path.write_text("[]"), "the configuration of an adapter"),
         ("adapter_config.json", lambda path: change(path, target_modules=["no_such"]), "adapter"),
+        # It changes the base while it is loaded.
+        ("adapter_config.json", lambda path: change(path, init_lora_weights="pissa"), "keeps the base, found .*pissa"),
         ("adapter_config.json", lambda path: change(path, target_modules="["), "adapter"),
     ],
 )
