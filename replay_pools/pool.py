@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -277,20 +278,15 @@ def pool_reference(directory: Path, out_dir: Path) -> str:
 
 
 def _found(name: str, out_dir: Path) -> Path | None:
-    return next((place / name for place in (*_places(out_dir), Path()) if (place / name).is_dir()), None)
+    # In this order a pool of the user hides a built-in one of the same name.
+    places = (out_dir / "pools", BUILTIN, Path())
+    return next((place / name for place in places if (place / name).is_dir()), None)
 
 
 def pool_names(out_dir: Path) -> list[str]:
     """The names of the finished pools in `out_dir`/pools and of the built-in ones, sorted."""
-    names: set[str] = set()
-    for place in _places(out_dir):
-        names.update(manifest.parent.name for manifest in place.glob(f"*/{MANIFEST_NAME}"))
-    return sorted(names)
-
-
-def _places(out_dir: Path) -> tuple[Path, ...]:
-    # In this order a pool of the user hides a built-in one of the same name.
-    return (out_dir / "pools", BUILTIN)
+    manifests = (place.glob(f"*/{MANIFEST_NAME}") for place in (out_dir / "pools", BUILTIN))
+    return sorted({manifest.parent.name for manifest in chain(*manifests)})
 
 
 def step_files(directory: Path) -> dict[int, Path]:

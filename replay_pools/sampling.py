@@ -44,8 +44,21 @@ class LocalEngine:
     chat: Policy
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """Sample as `Engine.sample`. The same call gives the same completions."""
-        return sample(self.chat, prompts, sampler, seeds=seeds)
+        """Sample as `Engine.sample`.
+
+        A completion depends on its prompt and seed. In another batch, rounding changes the last bits of its logits and
+        log-probabilities, and a token only if its uniform number falls within that rounding. The same call gives the
+        same bytes. The global random state is not used.
+
+        Raises:
+            InputError: the policy's logits are not finite, or its architecture needs a special cache.
+        """
+        completions: dict[int, Completion] = {}
+        budget, lengths = memory_budget(self.chat.model), [len(prompt) for prompt in prompts]
+        for rows in split(self.chat.model, lengths, sampler.max_new_tokens, budget):
+            sampled = _sample(self.chat, [prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
+            completions |= zip(rows, sampled, strict=True)
+        return [completions[row] for row in range(len(prompts))]
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """Return `policy`: base model, adapter, sha256 of the base's weights and their dtype."""
@@ -61,36 +74,6 @@ class LocalEngine:
 
 
 @torch.no_grad()
-def sample(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    sampler: Sampler,
-    *,
-    seeds: Sequence[int],
-) -> list[Completion]:
-    """Sample one completion for each prompt.
-
-    A completion depends on its prompt and seed. In another batch, rounding changes the last bits of its logits and
-    log-probabilities, and a token only if its uniform number falls within that rounding. The same call gives the same
-    bytes.
-
-    Args:
-        policy: the model.
-        prompts: token ids; equal prompts are read once.
-        sampler: temperature, top-p, top-k and the largest length.
-        seeds: seeds of the sampling noise, one for each prompt; the global random state is not used.
-
-    Raises:
-        InputError: the policy's logits are not finite, or its architecture needs a special cache.
-    """
-    completions: dict[int, Completion] = {}
-    budget, lengths = memory_budget(policy.model), [len(prompt) for prompt in prompts]
-    for rows in split(policy.model, lengths, sampler.max_new_tokens, budget):
-        sampled = _sample(policy, [prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
-        completions |= zip(rows, sampled, strict=True)
-    return [completions[row] for row in range(len(prompts))]
-
-
 def _sample(
     policy: Policy, prompts: Sequence[Sequence[int]], sampler: Sampler, seeds: Sequence[int]
 ) -> list[Completion]:

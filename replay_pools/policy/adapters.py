@@ -18,7 +18,7 @@ from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import PeftType
 from peft.utils.save_and_load import set_peft_model_state_dict
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -139,9 +139,7 @@ def _checked_config(directory: Path) -> PeftConfig:
         with safe_open(directory / WEIGHTS, framework="np"), quiet_peft():  # before a model is loaded
             config = PeftConfig.from_pretrained(str(directory))
     except Exception as error:  # damaged files raise any exception
-        is_weights = isinstance(error, SafetensorError | OSError)
-        what = (directory / WEIGHTS, "a safetensors file") if is_weights else (path, "the configuration of an adapter")
-        raise _no_adapter(*what, error) from error
+        raise _no_adapter(directory, f"an adapter of peft, {CONFIG} and {WEIGHTS}", error) from error
     if (kind := getattr(config, "init_lora_weights", True)) not in KEEPS_BASE:
         fix = "save it as plain LoRA: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
         raise InputError(path, expected="an adapter that keeps the base", found=f"init_lora_weights {kind}", fix=fix)

@@ -14,10 +14,10 @@ from replay_pools.policy.load import Policy, load_policy
 from replay_pools.rollout import Completion
 from replay_pools.sampling import (
     Decoder,
+    LocalEngine,
     draw,
     next_token_logprobs,
     row_bytes,
-    sample,
     split,
     uniforms,
 )
@@ -70,7 +70,7 @@ def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architec
     prompts = PROMPTS * 2
     expected = [slow(other, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
     assert len({len(completion.ids) for completion in expected}) > 2, "no row ends early: nothing is dropped"
-    assert_alike(sample(other, prompts, sampler, seeds=range(len(prompts))), expected)
+    assert_alike(LocalEngine(other).sample(prompts, sampler, seeds=range(len(prompts))), expected)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architec
 def test_the_organism_is_sampled_as_one_by_one_without_a_cache(prompts: list[list[int]], sampler: Sampler) -> None:
     policy, prompts = load_policy("organism"), prompts[4:6]
     expected = [slow(policy, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
-    assert_alike(sample(policy, prompts, sampler, seeds=range(2)), expected)
+    assert_alike(LocalEngine(policy).sample(prompts, sampler, seeds=range(2)), expected)
 
 
 def test_a_completion_depends_on_its_prompt_and_seed_alone(policy: Policy, prompts: list[list[int]]) -> None:
     sampler, seeds = Sampler(temperature=2.0, max_new_tokens=12), range(100, 120)
-    whole, parts = sample(policy, prompts, sampler, seeds=seeds), []
+    whole, parts = LocalEngine(policy).sample(prompts, sampler, seeds=seeds), []
     for start, stop in ((0, 1), (1, 8), (8, 20)):
-        parts += sample(policy, prompts[start:stop], sampler, seeds=seeds[start:stop])
+        parts += LocalEngine(policy).sample(prompts[start:stop], sampler, seeds=seeds[start:stop])
     assert_alike(parts, whole)
     assert len({tuple(completion.ids) for completion in whole}) == len(whole), "rows share their noise"
 
@@ -105,13 +105,13 @@ def test_budgets_change_the_memory_and_not_the_completions(
 
     monkeypatch.setattr(Decoder, "__init__", counting)
     sampler, seeds = Sampler(max_new_tokens=12), range(20)
-    whole = sample(policy, prompts, sampler, seeds=seeds)
+    whole = LocalEngine(policy).sample(prompts, sampler, seeds=seeds)
     longest = row_bytes(policy.model, max(map(len, prompts)) + 11)
     assert made == [20 * (longest - row_bytes(policy.model, 0))]
     for budget, most in ((7 * longest, 4), (2 * longest, 10), (0, 20)):
         made.clear()
         monkeypatch.setattr("replay_pools.sampling.memory_budget", lambda model, budget=budget: budget)
-        assert_alike(sample(policy, prompts, sampler, seeds=seeds), whole)
+        assert_alike(LocalEngine(policy).sample(prompts, sampler, seeds=seeds), whole)
         assert 1 < len(made) <= most, f"batches for {budget} bytes"
         assert max(made) <= (budget or longest)
 
@@ -125,7 +125,7 @@ def test_longer_prompts_share_a_batch(policy: Policy) -> None:
 def test_an_architecture_with_a_cache_of_its_own_is_refused(policy: Policy) -> None:
     model = RwkvForCausalLM(RwkvConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2))
     with pytest.raises(InputError, match="found RwkvForCausalLM"):
-        sample(Policy(policy.tokenizer, "rwkv", None, model, None, ""), [[5]], Sampler(), seeds=[0])
+        LocalEngine(Policy(policy.tokenizer, "rwkv", None, model, None, "")).sample([[5]], Sampler(), seeds=[0])
 
 
 def test_tokens_are_as_frequent_as_their_law_says() -> None:

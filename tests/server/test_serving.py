@@ -15,7 +15,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.terminal import on_progress
 from replay_pools.engines import Sampler
 from replay_pools.policy.load import load_policy
-from replay_pools.sampling import sample
+from replay_pools.sampling import LocalEngine
 from replay_pools.serving import KEY_VARIABLE, Server, connect
 
 PROMPTS = [[5, 6, 7], [8, 9], [11, 12, 13, 14]] * 4
@@ -56,7 +56,7 @@ def test_logprobs_are_those_of_the_sampler_or_absent(engine: Any, organism: Any,
     for settings in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {}):
         sampler = Sampler(max_new_tokens=8, **settings)
         (found,) = served.sample([prompt], sampler, seeds=[3])
-        (local,) = sample(load_policy("organism"), [prompt], sampler, seeds=[3])
+        (local,) = LocalEngine(load_policy("organism")).sample([prompt], sampler, seeds=[3])
         assert found.ids == local.ids
         assert served.describe(sampler)["engine"]["logprobs_recorded"] == (found.logprobs is not None) == (not settings)
     assert found.logprobs == pytest.approx(local.logprobs, abs=1e-5)

@@ -29,7 +29,7 @@ from replay_pools.policy.load import (
     weights_sha,
 )
 from replay_pools.rollout import early_end
-from replay_pools.sampling import sample
+from replay_pools.sampling import LocalEngine
 from spec.organism.tokenizer import IM_START, ROLES
 
 
@@ -141,7 +141,7 @@ def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
     broken = load_policy("organism")
     broken.model.get_input_embeddings().weight.data[:] = float("inf")
     with pytest.raises(InputError, match="finite logits"):
-        sample(broken, prompts, Sampler(max_new_tokens=4), seeds=range(6))
+        LocalEngine(broken).sample(prompts, Sampler(max_new_tokens=4), seeds=range(6))
 
 
 def test_weights_sha_does_not_depend_on_the_dtype_or_the_adapter(policy: Policy) -> None:
@@ -311,13 +311,13 @@ def test_an_adapter_of_a_tied_weight(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "expected"),
     [
-        ("adapter_model.safetensors", huge_header, "expected a safetensors file"),
-        ("adapter_model.safetensors", cut, "expected a safetensors file"),
+        ("adapter_model.safetensors", huge_header, "expected an adapter of peft"),
+        ("adapter_model.safetensors", cut, "expected an adapter of peft"),
         ("adapter_model.safetensors", Path.unlink, "No such file"),
         ("adapter_model.safetensors", other_shapes, "an adapter of qwen3, found .*size mismatch"),
         ("adapter_model.safetensors", a_part, "missing adapter keys"),
         ("adapter_config.json", lambda path: change(path, target_modules=["q_proj"]), "safetensors: .* others"),
-        ("adapter_config.json", lambda path: path.write_text("[]"), "the configuration of an adapter"),
+        ("adapter_config.json", lambda path: path.write_text("[]"), "expected an adapter of peft"),
         ("adapter_config.json", lambda path: change(path, target_modules=["no_such"]), "adapter"),
         # It changes the base while it is loaded.
         ("adapter_config.json", lambda path: change(path, init_lora_weights="pissa"), "keeps the base, found .*pissa"),
