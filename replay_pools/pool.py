@@ -9,6 +9,7 @@
 """
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -16,9 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 import orjson
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import (
@@ -33,18 +36,57 @@ from replay_pools.base.files import (
     write_gz,
     write_sealed,
 )
-from replay_pools.base.tables import decode_json, first_difference
+from replay_pools.base.tables import decode, decode_json, first_difference
 from replay_pools.base.terminal import report
-from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Manifest, read_manifest
-from replay_pools.rollout import CONFINED, POOL_SCHEMA, Rollout, group_faults
+from replay_pools.rollout import CONFINED, MAX_CPU_S, POOL_SCHEMA, CodeRule, Rollout, group_faults
 
-HEADER_NAME = ".header.json"
+MANIFEST_NAME, HEADER_NAME = "manifest.json", ".header.json"
+STEP_NAME = re.compile(r"^step_(\d+)\.jsonl\.gz$")
 CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a pool is not good for
 LABEL_NOTES = "normalised_labels"  # field of the manifest: each `LabelNote` of an import
 BUILTIN = Path(__file__).parent / "builtin"
 REMEMBERED = 4096  # groups of a pool that are kept in memory
-
 NO_MASK = b',"completion_mask":null,"turn_chars":null}'  # how the line of a rollout of one turn would end
+
+
+class Entry(TypedDict):
+    """A manifest's entry for one file."""
+
+    step: int
+    rollouts: int
+    sha256: str
+
+
+class _Grader(TypedDict):
+    version: str
+    isolation: Literal["A", "B", "A+B", "unsafe-local", "unknown"]
+    # The defaults of a regrade.
+    code_rule: NotRequired[CodeRule]
+    cpu_s: NotRequired[Annotated[int, Field(ge=1, le=MAX_CPU_S)]]
+
+
+class Manifest(TypedDict):
+    """The fields that every manifest has. Inner tables are free where no type is given.
+
+    Others are optional: "engine" (of a server), "template" ("plain": prompts are the texts of their messages), "tests"
+    {"problems", "cases", "left_out"}, "regraded_from" (see `regrade`); of an imported log "log" {"format", "mapping",
+    ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised" (notes of the import),
+    "normalised_labels" (its notes on labels and rewards, which grading replaces).
+    """
+
+    policy: dict[str, Any]  # base_model, adapter, base_weights_sha256, dtype; null: unknown
+    tokenizer_sha256: str | None
+    chat_template_sha256: str | None
+    prompt_tail: str  # the template's text at the end of every prompt
+    sampler: dict[str, Any] | None  # temperature, top_p, top_k, max_new_tokens; null: unknown
+    plan: dict[str, Any]  # of `generate.PoolPlan`; in the pool of a log, env, env_mode and hint are lists
+    grader: _Grader
+    versions: dict[str, str]  # {package: version}
+    git_commit: str | None
+    counts: dict[str, int]  # steps, rollouts
+    # A name that is no step file could be a path out of the folder.
+    files: dict[Annotated[str, Field(pattern=STEP_NAME.pattern)], Entry]
+
 
 COMPUTED_FIELDS = ("schema", "counts", "files", SEAL)  # of the manifest: written by `finish`, refused in a header
 HEADER_FIELDS = tuple(name for name in Manifest.__required_keys__ if name not in COMPUTED_FIELDS)
@@ -246,7 +288,8 @@ def open_pool(path: Path) -> Pool:
         if (path / HEADER_NAME).exists():
             found, fix = "an unfinished one", "run the command that was writing it again: it resumes"
         raise InputError(path, expected=f"a pool, with {MANIFEST_NAME}", found=found, fix=fix)
-    manifest = read_manifest(path)
+    manifest = read_sealed(path / MANIFEST_NAME, POOL_SCHEMA, "rebuild the pool")
+    decode(Manifest, manifest, path / MANIFEST_NAME, extra="allow")
     files, tail = manifest["files"], manifest["prompt_tail"]
 
     @lru_cache(REMEMBERED)

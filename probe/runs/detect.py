@@ -42,8 +42,7 @@ from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import encode_jsonl, locked, plain_name, write_atomic, write_json
 from replay_pools.logs.columns import look_up
 from replay_pools.logs.importing import CheckedLog, step_numbers
-from replay_pools.manifest import MANIFEST_NAME
-from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
+from replay_pools.pool import MANIFEST_NAME, Pool, open_pool, pool_names, resolve_pool
 from replay_pools.rollout import Rollout
 
 MATERIAL = "material.safetensors"

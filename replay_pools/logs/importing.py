@@ -50,8 +50,7 @@ from replay_pools.logs.groups import (
     name_problems,
 )
 from replay_pools.logs.rollouts import EVALUATIONS, STATUS, Logged, Reader, as_rollouts, reward_fault
-from replay_pools.manifest import MANIFEST_NAME
-from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, open_pool
+from replay_pools.pool import CAUTION, LABEL_NOTES, MANIFEST_NAME, LabelNote, Pool, PoolWriter, open_pool
 from replay_pools.rollout import (
     LOGGED_GRADER,
     REWARD_COMPILES,
