@@ -87,15 +87,12 @@ class Server:
     def ask(self, path: str, read: Callable[[Any], Result], body: Any = None) -> Result:
         """Return `read` of the JSON answer to a GET, or to a POST of `body`; InputError where it does not fit."""
         fix = f"is this a vLLM server? its key goes into {KEY_VARIABLE}"
-
-        def parsed(_: int, data: bytes) -> Result:
-            try:
-                return read(orjson.loads(data))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                found = _on_one_line(data.decode(errors="replace"))
-                raise InputError(self.at(path), expected="the answer of a vLLM server", found=found, fix=fix) from error
-
-        return self.ask_all(path, [body], parsed, fix=fix)[0]
+        (data,) = self.ask_all(path, [body], lambda _, data: data, fix=fix)
+        try:
+            return read(orjson.loads(data))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            found = _on_one_line(data.decode(errors="replace"))
+            raise InputError(self.at(path), expected="the answer of a vLLM server", found=found, fix=fix) from error
 
     def ask_all(
         self, path: str, bodies: Sequence[Any], read: Callable[[int, bytes], Result], *, fix: str = ""

@@ -1,5 +1,7 @@
 """Sampling against the slow way: one row at a time, every prefix read anew, the same noise."""
 
+from typing import Any
+
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -13,7 +15,6 @@ from replay_pools.environments.minicode import minicode_problems
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.rollout import Completion
 from replay_pools.sampling import (
-    Decoder,
     LocalEngine,
     draw,
     next_token_logprobs,
@@ -91,29 +92,24 @@ def test_a_completion_depends_on_its_prompt_and_seed_alone(policy: Policy, promp
     assert len({tuple(completion.ids) for completion in whole}) == len(whole), "rows share their noise"
 
 
-@pytest.mark.slow
-def test_budgets_change_the_memory_and_not_the_completions(
+def test_a_batch_is_split_by_the_memory_of_its_rows(
     policy: Policy, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes of every cache are counted as it is made: keys and values of all its layers, with their room."""
-    made: list[int] = []
-    init = Decoder.__init__
+    """The completions stay; the memory of a row is what the cache of transformers needs for it."""
+    cached = policy.model(torch.tensor([[5] * 10])).cache
+    needed = sum(states.nbytes for layer in cached.layers for states in (layer.keys, layer.values))
+    assert row_bytes(policy.model, 10) - row_bytes(policy.model, 0) == needed
+    engine, sampler, batches = LocalEngine(policy), Sampler(max_new_tokens=12), []
+    whole = engine.sample(prompts, sampler, seeds=range(20))
+    budget = 7 * row_bytes(policy.model, max(map(len, prompts)) + 11)
 
-    def counting(self: Decoder, *args) -> None:
-        init(self, *args)
-        made.append(sum(whole.nbytes for layer in self._cache.layers for whole in layer._whole))
+    def splitting(*arguments: Any) -> list[list[int]]:
+        batches.extend(split(*arguments, budget))
+        return batches
 
-    monkeypatch.setattr(Decoder, "__init__", counting)
-    sampler, seeds = Sampler(max_new_tokens=12), range(20)
-    whole = LocalEngine(policy).sample(prompts, sampler, seeds=seeds)
-    longest = row_bytes(policy.model, max(map(len, prompts)) + 11)
-    assert made == [20 * (longest - row_bytes(policy.model, 0))]
-    for budget, most in ((7 * longest, 4), (2 * longest, 10), (0, 20)):
-        made.clear()
-        monkeypatch.setattr("replay_pools.sampling.memory_budget", lambda model, budget=budget: budget)
-        assert_alike(LocalEngine(policy).sample(prompts, sampler, seeds=seeds), whole)
-        assert 1 < len(made) <= most, f"batches for {budget} bytes"
-        assert max(made) <= (budget or longest)
+    monkeypatch.setattr("replay_pools.sampling.split", splitting)
+    assert_alike(engine.sample(prompts, sampler, seeds=range(20)), whole)
+    assert [len(rows) for rows in batches][:2] == [7, 7]
 
 
 def test_longer_prompts_share_a_batch(policy: Policy) -> None:

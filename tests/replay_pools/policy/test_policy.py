@@ -46,19 +46,17 @@ def prompts(policy: Policy) -> list[list[int]]:
 
 
 def test_template_renders_the_four_roles_with_one_token_each(policy: Policy) -> None:
+    """Prompts end in the recorded tail."""
+    assert policy.prompt_tail() == "<|im_end|>\n<|im_start|>assistant\n"
+    text, ids = policy.render([{"role": "user", "content": "hi"}])
+    assert text.endswith(policy.prompt_tail())
+    assert policy.tokenizer.decode(ids) == text
     for role in ROLES:
         assert len(policy.tokenizer.encode(role, add_special_tokens=False)) == 1
         text = policy.tokenizer.apply_chat_template([{"role": role, "content": "x"}], tokenize=False)
         assert text == f"{IM_START}{role}\nx<|im_end|>\n"
     with pytest.raises(Exception, match="unknown role"):
         policy.render([{"role": "judge", "content": "x"}])
-
-
-def test_prompts_end_in_the_recorded_tail(policy: Policy) -> None:
-    assert policy.prompt_tail() == "<|im_end|>\n<|im_start|>assistant\n"
-    text, ids = policy.render([{"role": "user", "content": "hi"}])
-    assert text.endswith(policy.prompt_tail())
-    assert policy.tokenizer.decode(ids) == text
 
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -71,8 +69,6 @@ FORGETS = MARKED.replace("{{ m.content }}END", "{{ m.content if loop.last else '
 FORGETS = FORGETS.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 TEMPLATES = {
     "as it is": None,
-    "marks hold the end": MARKED.replace("END", "<|im_end|>").replace("AFTER\n", "{{ '\n' }}"),
-    "marks end before it": MARKED.replace("END", "").replace("AFTER", "<|im_end|>"),
     "marks hold what follows": MARKED.replace("END", "<|im_end|>\n").replace("AFTER\n", ""),
 }
 
@@ -211,10 +207,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def huge_header(path: Path) -> None:
-    path.write_bytes((2**60).to_bytes(8, "little"))
-
-
 def pickled(path: Path) -> None:
     torch.save({"x": torch.ones(2)}, path.parent / "pytorch_model.bin")
     path.unlink()
@@ -223,15 +215,13 @@ def pickled(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "expected"),
     [
-        ("model.safetensors", huge_header, "header"),
         ("model.safetensors", cut, "incomplete|header"),
         ("model.safetensors", pickled, "no file named model.safetensors"),
         ("tokenizer.json", lambda path: path.write_text("[" * 100_000), "recursion"),
         ("config.json", lambda path: path.write_text("[" * 100_000), "recursion"),
         ("config.json", lambda path: change(path, vocab_size=10**400), "Overflow"),
-        ("tokenizer_config.json", lambda path: change(path, model_max_length="512"), "'>' not supported"),
     ],
-    ids=["huge header", "cut", "pickled", "deep tokenizer", "deep config", "400 digits", "a text as length"],
+    ids=["cut", "pickled", "deep tokenizer", "deep config", "400 digits"],
 )
 def test_a_damaged_model_is_one_error(name: str, damage: Callable[[Path], None], expected: str, copied: Path) -> None:
     damage(copied / name)
@@ -244,8 +234,6 @@ def test_a_damaged_model_is_one_error(name: str, damage: Callable[[Path], None],
     [
         ("{% if", "TemplateSyntaxError"),
         ("{{ raise_exception('no') }}", "TemplateError: no"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ a.b.c }}", "UndefinedError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
     ],
@@ -311,7 +299,6 @@ def test_an_adapter_of_a_tied_weight(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "expected"),
     [
-        ("adapter_model.safetensors", huge_header, "expected an adapter of peft"),
         ("adapter_model.safetensors", cut, "expected an adapter of peft"),
         ("adapter_model.safetensors", Path.unlink, "No such file"),
         ("adapter_model.safetensors", other_shapes, "an adapter of qwen3, found .*size mismatch"),
@@ -321,7 +308,6 @@ def test_an_adapter_of_a_tied_weight(target: str, tmp_path: Path) -> None:
         ("adapter_config.json", lambda path: change(path, target_modules=["no_such"]), "adapter"),
         # It changes the base while it is loaded.
         ("adapter_config.json", lambda path: change(path, init_lora_weights="pissa"), "keeps the base, found .*pissa"),
-        ("adapter_config.json", lambda path: change(path, target_modules="["), "adapter"),
     ],
 )
 def test_a_damaged_adapter_is_one_error(
