@@ -239,7 +239,7 @@ class _RoomyLayer(DynamicLayer):
     def __init__(self, room: int) -> None:
         super().__init__()
         self._room = room
-        self._whole: tuple[Tensor, Tensor] | None = None  # the allocations that `keys` and `values` are views of
+        self._whole: tuple[Tensor, ...] | None = None  # the allocations that `keys` and `values` are views of
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the states of new positions, (B, heads, positions, size), and return the states of all positions."""
@@ -257,11 +257,9 @@ class _RoomyLayer(DynamicLayer):
         if self.keys is None or self.values is None:  # this layer shares the keys and values of another one
             return
         if self._whole is None:
-            one, other = (
+            self._whole = tuple(
                 states.new_empty(*states.shape[:2], states.shape[2] + self._room, states.shape[3])
                 for states in (self.keys, self.values)
             )
-            self._whole = one, other
-        end = self.keys.shape[2]
-        keys, values = (whole[: len(beam_idx), :, :end] for whole in self._whole)
-        self.keys, self.values = keys.copy_(self.keys), values.copy_(self.values)
+        end, stored = self.keys.shape[2], zip(self._whole, (self.keys, self.values), strict=True)
+        self.keys, self.values = (whole[: len(beam_idx), :, :end].copy_(states) for whole, states in stored)

@@ -322,9 +322,10 @@ def _pairs(
         InputError: ids of another tokenizer; all faults of the pairs.
     """
     from probe.runs.replay_inputs import taken_pairs
-    from replay_pools.vocabulary import load_vocabulary
+    from replay_pools.policy.load import load_served_policy
+    from replay_pools.vocabulary import id_faults
 
-    load_vocabulary(str(config.model.name), config.model.template).check(pool)
+    refuse(id_faults(load_served_policy(str(config.model.name), config.model.template), pool))
     if not has_pairs:
         return None, []
     said, notes = list[str](), list[str]()

@@ -18,7 +18,6 @@ from replay_pools.logs.values import Turns, is_plain, plain_chat
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import Completion, FinishReason, Prompt
-from replay_pools.vocabulary import Vocabulary
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 # Tokens that chat templates write; `[INST]` is one of few models.
@@ -43,17 +42,12 @@ class Tokeniser:
     `counts` has {sentence: number of rollouts} on everything that is inferred or changed.
     """
 
-    vocabulary: Vocabulary
+    chat: Chat
     limit: int | None = None  # of completions, in tokens
     cuts_echo: bool = False  # completions begin with their prompts
     thinks: bool = False  # completions begin with reasoning
     counts: Counter[str] = field(default_factory=Counter)
     last: dict[Any, Any] = field(default_factory=dict)  # the last prompt, which a group shares
-
-    @property
-    def chat(self) -> Chat:
-        """The chat of the vocabulary."""
-        return self.vocabulary.chat
 
     @cached_property
     def pads(self) -> Set[int]:

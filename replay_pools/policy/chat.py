@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from replay_pools.base.errors import InputError, cut, text_difference
 from replay_pools.base.files import sha256
-from replay_pools.rollout import runs_of
+from replay_pools.rollout import LARGEST_ID, runs_of
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
@@ -34,6 +34,7 @@ class Chat:
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
     base_model: str  # the name it was loaded by
     generation: GenerationConfig | None = field(repr=False)  # of the model
+    vocabulary_size: int = field(default=LARGEST_ID + 1, kw_only=True, repr=False)  # rows of the embedding, if known
 
     @cached_property  # the tokenizer looks its id up each time
     def eos_ids(self) -> tuple[int, ...]:

@@ -116,11 +116,13 @@ def load_served_policy(name: str, template: Template = "chat") -> Chat:
         InputError: no such model.
     """
     with _located(name) as (source, options):
+        config = AutoConfig.from_pretrained(source, **options)
         try:
             generation = GenerationConfig.from_pretrained(source, **options)
         except OSError:  # no generation_config.json: use the model's config, as transformers does
-            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(source, **options))
-    return Chat(load_tokenizer(name, template), name, generation)
+            generation = GenerationConfig.from_model_config(config)
+    size = config.get_text_config(decoder=True).vocab_size
+    return Chat(load_tokenizer(name, template), name, generation, vocabulary_size=size)
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
