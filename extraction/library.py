@@ -46,7 +46,6 @@ from replay_pools.base.files import file_sha256, sha256
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import early_end
-from replay_pools.vocabulary import Vocabulary
 
 Side = Literal["hack", "clean"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -73,33 +72,24 @@ def _tokens(policy: Chat, pairs: Sequence[Pair]) -> list[Tokens]:
     return [_side_tokens(policy, pair, side) for side in SIDES for pair in pairs]
 
 
-def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[str]:
+def check_pairs(chat: Chat, pairs: Sequence[Pair], k: int) -> None:
     """Refuse all pairs that the extraction would refuse, at once and before any weights are loaded.
 
-    Returns:
-        Cautions, a sentence each.
-
     Raises:
-        InputError: a completion with an end-of-turn token in its text, a tokenizer without a chat template, texts
-            longer than the model can read, or more directions in a module than pairs to extract from.
+        InputError: a completion with an end-of-turn token in its text, a tokenizer without a chat template, or more
+            directions in a module than pairs to extract from.
     """
     faults = Faults()
     for pair, side in product(pairs, SIDES):
         try:
-            num_prompt, num_completion = map(len, _side_tokens(vocabulary.chat, pair, side)[:2])
+            _side_tokens(chat, pair, side)
         except InputError as error:
             faults.note(error, "text")
-            continue
-        if too_long := vocabulary.too_long(num_prompt, num_completion):
-            expected, found, fix = too_long
-            faults.add(f"pair {pair.pair_id} {side}", "length", expected=expected, found=found, fix=fix)
     num_used = sum(not pair.held_out for pair in pairs)
     if k > num_used:
         expected = f"at most {num_used}, the pairs that are not held out"
         faults.add("--k", "k", expected=expected, found=str(k), fix="write more pairs, or pass a smaller --k")
     faults.check("pairs")
-    caution = vocabulary.chat.turn_end_caution()
-    return [caution] if caution else []
 
 
 def _side_tokens(policy: Chat, pair: Pair, side: Side) -> Tokens:

@@ -17,7 +17,7 @@ from typing import Any
 
 from extraction.words import ExtractionSettings, kind_of
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import encode_jsonl, sha256, write_atomic, write_jsonl_gz
+from replay_pools.base.files import encode_jsonl, sha256, write_atomic, write_gz
 from replay_pools.environments.loopholes import (
     EXPLOITS,
     HONEST_TESTS,
@@ -175,7 +175,7 @@ def write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
     """Write pairs as JSON lines, gzipped when the name ends in .gz."""
     rows = [asdict(pair) for pair in pairs]
     if path.suffix == ".gz":
-        write_jsonl_gz(path, rows)
+        write_gz(path, encode_jsonl(rows))
     else:
         write_atomic(path, encode_jsonl(rows))
 

@@ -9,15 +9,19 @@
 """
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 import orjson
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import (
@@ -32,18 +36,57 @@ from replay_pools.base.files import (
     write_gz,
     write_sealed,
 )
-from replay_pools.base.tables import decode_json, first_difference
+from replay_pools.base.tables import decode, decode_json, first_difference
 from replay_pools.base.terminal import report
-from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Manifest, read_manifest
-from replay_pools.rollout import CONFINED, POOL_SCHEMA, Rollout, group_faults
+from replay_pools.rollout import CONFINED, MAX_CPU_S, POOL_SCHEMA, CodeRule, Rollout, group_faults
 
-HEADER_NAME = ".header.json"
+MANIFEST_NAME, HEADER_NAME = "manifest.json", ".header.json"
+STEP_NAME = re.compile(r"^step_(\d+)\.jsonl\.gz$")
 CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a pool is not good for
 LABEL_NOTES = "normalised_labels"  # field of the manifest: each `LabelNote` of an import
 BUILTIN = Path(__file__).parent / "builtin"
 REMEMBERED = 4096  # groups of a pool that are kept in memory
-
 NO_MASK = b',"completion_mask":null,"turn_chars":null}'  # how the line of a rollout of one turn would end
+
+
+class Entry(TypedDict):
+    """A manifest's entry for one file."""
+
+    step: int
+    rollouts: int
+    sha256: str
+
+
+class _Grader(TypedDict):
+    version: str
+    isolation: Literal["A", "B", "A+B", "unsafe-local", "unknown"]
+    # The defaults of a regrade.
+    code_rule: NotRequired[CodeRule]
+    cpu_s: NotRequired[Annotated[int, Field(ge=1, le=MAX_CPU_S)]]
+
+
+class Manifest(TypedDict):
+    """The fields that every manifest has. Inner tables are free where no type is given.
+
+    Others are optional: "engine" (of a server), "template" ("plain": prompts are the texts of their messages), "tests"
+    {"problems", "cases", "left_out"}, "regraded_from" (see `regrade`); of an imported log "log" {"format", "mapping",
+    ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised" (notes of the import),
+    "normalised_labels" (its notes on labels and rewards, which grading replaces).
+    """
+
+    policy: dict[str, Any]  # base_model, adapter, base_weights_sha256, dtype; null: unknown
+    tokenizer_sha256: str | None
+    chat_template_sha256: str | None
+    prompt_tail: str  # the template's text at the end of every prompt
+    sampler: dict[str, Any] | None  # temperature, top_p, top_k, max_new_tokens; null: unknown
+    plan: dict[str, Any]  # of `generate.PoolPlan`; in the pool of a log, env, env_mode and hint are lists
+    grader: _Grader
+    versions: dict[str, str]  # {package: version}
+    git_commit: str | None
+    counts: dict[str, int]  # steps, rollouts
+    # A name that is no step file could be a path out of the folder.
+    files: dict[Annotated[str, Field(pattern=STEP_NAME.pattern)], Entry]
+
 
 COMPUTED_FIELDS = ("schema", "counts", "files", SEAL)  # of the manifest: written by `finish`, refused in a header
 HEADER_FIELDS = tuple(name for name in Manifest.__required_keys__ if name not in COMPUTED_FIELDS)
@@ -145,8 +188,8 @@ class PoolWriter:
         assert not {*COMPUTED_FIELDS} & header.keys()
         self.directory, self._is_lasting = directory, is_lasting
         self.header: dict[str, Any] = orjson.loads(dump_json(header))  # as a reader will see it: tuples are lists
-        finished, unfinished = directory / MANIFEST_NAME, directory / HEADER_NAME
-        if (stored := finished if finished.exists() else unfinished).exists():
+        names = (MANIFEST_NAME, HEADER_NAME)
+        if stored := next((directory / name for name in names if (directory / name).exists()), None):
             known = {key: value for key, value in read_sealed(stored).items() if key not in COMPUTED_FIELDS}
             tiers = [grader["isolation"] for grader in (known["grader"], self.header["grader"])]
             if {*"+".join(tiers).split("+")} <= {*CONFINED}:
@@ -157,32 +200,23 @@ class PoolWriter:
                 raise InputError(f"{stored} {name}", expected=repr(wanted), found=repr(value), fix=fix)
         elif directory.exists() and step_files(directory):
             raise InputError(directory, expected="an empty directory", found="step files of another pool")
-        # A finished pool stays finished until a step is written to it.
-        if not finished.exists():
-            write_sealed(unfinished, self.header)
+        else:
+            write_sealed(directory / HEADER_NAME, self.header)
 
     def read_step(self, step: int) -> list[Rollout] | None:
         """The group of a step; None where its file is missing, damaged or inconsistent, so has to be written."""
         with suppress(InputError):
             return _read_group(self._path(step), step, self.header["prompt_tail"])
 
-    def write_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Write one group atomically.
+    def write_step(self, step: int, rollouts: Sequence[Rollout], *, is_checked: bool = False) -> None:
+        """Write one group atomically, also in place of a damaged one of a finished pool.
 
         Raises:
-            InputError: every fault of the group.
+            InputError: every fault of the group; with `is_checked` only `finish` looks for them.
         """
         plain = encode_group(rollouts)
-        _parse_group(plain, f"step {step}", step, self.header["prompt_tail"])  # as every reader will see it
-        self.write_plain(step, plain)
-
-    def write_plain(self, step: int, plain: bytes) -> None:
-        """As `write_step`, of the lines of the group, which `finish` checks."""
-        if (self.directory / MANIFEST_NAME).exists():
-            # The pool is incomplete from here on. The header goes first: killed between the two lines, the directory
-            # must still say whose pool it is.
-            write_sealed(self.directory / HEADER_NAME, self.header)
-            (self.directory / MANIFEST_NAME).unlink()
+        if not is_checked:
+            _parse_group(plain, f"step {step}", step, self.header["prompt_tail"])  # as every reader will see it
         write_gz(self._path(step), plain, is_lasting=self._is_lasting)
 
     def write_missing(
@@ -250,14 +284,12 @@ def open_pool(path: Path) -> Pool:
     """
     fix = f"to make one of logged rollouts: probe pool import {shlex.quote(str(path))} --name NAME --model MODEL"
     if not (path / MANIFEST_NAME).exists():
-        if path.is_dir():
-            found = ", ".join(sorted(file.name for file in path.iterdir())[:3]) or "an empty directory"
-        else:
-            found = "a file" if path.is_file() else "no such directory"
+        found = "a directory without one" if path.is_dir() else "a file" if path.is_file() else "no such directory"
         if (path / HEADER_NAME).exists():
             found, fix = "an unfinished one", "run the command that was writing it again: it resumes"
         raise InputError(path, expected=f"a pool, with {MANIFEST_NAME}", found=found, fix=fix)
-    manifest = read_manifest(path)
+    manifest = read_sealed(path / MANIFEST_NAME, POOL_SCHEMA, "rebuild the pool")
+    decode(Manifest, manifest, path / MANIFEST_NAME, extra="allow")
     files, tail = manifest["files"], manifest["prompt_tail"]
 
     @lru_cache(REMEMBERED)
@@ -289,20 +321,15 @@ def pool_reference(directory: Path, out_dir: Path) -> str:
 
 
 def _found(name: str, out_dir: Path) -> Path | None:
-    return next((place / name for place in (*_places(out_dir), Path()) if (place / name).is_dir()), None)
+    # In this order a pool of the user hides a built-in one of the same name.
+    places = (out_dir / "pools", BUILTIN, Path())
+    return next((place / name for place in places if (place / name).is_dir()), None)
 
 
 def pool_names(out_dir: Path) -> list[str]:
     """The names of the finished pools in `out_dir`/pools and of the built-in ones, sorted."""
-    names: set[str] = set()
-    for place in _places(out_dir):
-        names.update(manifest.parent.name for manifest in place.glob(f"*/{MANIFEST_NAME}"))
-    return sorted(names)
-
-
-def _places(out_dir: Path) -> tuple[Path, ...]:
-    # In this order a pool of the user hides a built-in one of the same name.
-    return (out_dir / "pools", BUILTIN)
+    manifests = (place.glob(f"*/{MANIFEST_NAME}") for place in (out_dir / "pools", BUILTIN))
+    return sorted({manifest.parent.name for manifest in chain(*manifests)})
 
 
 def step_files(directory: Path) -> dict[int, Path]:

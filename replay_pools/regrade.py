@@ -21,7 +21,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.files import file_sha256, locked
 from replay_pools.environments.base import Problem, count_tests
 from replay_pools.environments.loopholes import known_mode
-from replay_pools.environments.registry import all_problems, get_environment
+from replay_pools.environments.registry import get_environment
 from replay_pools.grading.blocks import default_rule, misses_code
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
@@ -128,12 +128,10 @@ def find_problems(pool: Pool, env: str | None) -> dict[str, Problem]:
     except InputError as error:
         error.fix = error.fix if env else fix
         raise error.at(f"problems of pool {pool.name}: {error.where}") from error
-    known = all_problems(environment)
+    known = environment.by_id()
     wanted_ids = dict.fromkeys(group[0].problem_id for group in pool.steps)  # each once, in the order of the steps
     if missing_ids := [problem_id for problem_id in wanted_ids if problem_id not in known]:
         found = f"none ({len(missing_ids)} of {len(wanted_ids)} problems are missing)"
-        if left_out := {*missing_ids} & {*environment.left_out}:
-            found += f"; {len(left_out)} of them have tests that cannot be graded"
         expected = f"problem {missing_ids[0]} in {name}"
         raise InputError(f"pool {pool.name}", expected=expected, found=found, fix=fix)
     return {problem_id: known[problem_id] for problem_id in wanted_ids}

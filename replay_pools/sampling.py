@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import (
     DynamicCache,
     LogitsProcessorList,
-    PreTrainedConfig,
     PreTrainedModel,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -45,8 +44,20 @@ class LocalEngine:
     chat: Policy
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """Sample as `Engine.sample`. The same call gives the same completions."""
-        return sample(self.chat, prompts, sampler, seeds=seeds)
+        """Sample as `Engine.sample`.
+
+        A completion depends on its prompt and seed. In another batch, rounding changes the last bits of its logits and
+        log-probabilities, and a token only if its uniform number falls within that rounding. The same call gives the
+        same bytes. The global random state is not used.
+
+        Raises:
+            InputError: the policy's logits are not finite, or its architecture needs a special cache.
+        """
+        completions: dict[int, Completion] = {}
+        for rows in split(self.chat.model, [*map(len, prompts)], sampler.max_new_tokens):
+            sampled = _sample(self.chat, [prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
+            completions |= zip(rows, sampled, strict=True)
+        return [completions[row] for row in range(len(prompts))]
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """Return `policy`: base model, adapter, sha256 of the base's weights and their dtype."""
@@ -62,62 +73,67 @@ class LocalEngine:
 
 
 @torch.no_grad()
-def sample(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    sampler: Sampler,
-    *,
-    seeds: Sequence[int],
-) -> list[Completion]:
-    """Sample one completion for each prompt.
-
-    A completion depends on its prompt and seed. In another batch, rounding changes the last bits of its logits and
-    log-probabilities, and a token only if its uniform number falls within that rounding. The same call gives the same
-    bytes.
-
-    Args:
-        policy: the model.
-        prompts: token ids; equal prompts are read once.
-        sampler: temperature, top-p, top-k and the largest length.
-        seeds: seeds of the sampling noise, one for each prompt; the global random state is not used.
-
-    Raises:
-        InputError: the policy's logits are not finite, or its architecture needs a special cache.
-    """
-    completions: dict[int, Completion] = {}
-    budget, lengths = memory_budget(policy.model), [len(prompt) for prompt in prompts]
-    for rows in split(policy.model, lengths, sampler.max_new_tokens, budget):
-        sampled = _sample(policy, [prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
-        completions |= zip(rows, sampled, strict=True)
-    return [completions[row] for row in range(len(prompts))]
-
-
 def _sample(
     policy: Policy, prompts: Sequence[Sequence[int]], sampler: Sampler, seeds: Sequence[int]
 ) -> list[Completion]:
-    """Sample one batch."""
-    num_rows, limit = len(prompts), sampler.max_new_tokens
-    decoder = Decoder(policy.model, prompts, limit, policy.pad_id)
-    device = decoder.logits.device
+    """Sample one batch: read the distinct prompts, then draw and read one token of every unfinished row at a time."""
+    model, device, limit = policy.model, policy.device, sampler.max_new_tokens
+    if not model._supports_default_dynamic_cache():  # type: ignore[operator]
+        found = f"{type(model).__name__}, which needs a special cache"
+        raise InputError("sampling", expected="an architecture with transformers' DynamicCache", found=found)
+    cache = DynamicCache(config=model.config)
+    # The last token is drawn and never read, so it needs no room. Sliding windows and recurrences stay as they are.
+    cache.layers = [_RoomyLayer(limit - 1) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    longest = max(map(len, distinct))
+    # Padding on the left lets all completions start in the same column.
+    padded = torch.tensor([[policy.pad_id] * (longest - len(prompt)) + [*prompt] for prompt in distinct], device=device)
+    starts = torch.tensor([longest - len(prompt) for prompt in distinct], device=device)
+    positions = torch.arange(longest + limit - 1, device=device) - starts[:, None]  # below 0: padding
+    logits = _read(model, cache, padded, 0, positions)
+    rows = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=device)
+    cache.reorder_cache(rows)  # type: ignore[arg-type] (any index tensor works)
+    logits, positions = logits[rows], positions[rows]
     noise = torch.stack([uniforms(seed, limit) for seed in seeds]).to(device)
     ends = torch.tensor(policy.eos_ids, device=device)
-    ids = torch.zeros(num_rows, limit, dtype=torch.long, device=device)
-    logprobs = torch.zeros(num_rows, limit, device=device)
-    rows = torch.arange(num_rows, device=device)  # rows that the decoder still holds
-    unfinished = torch.ones(num_rows, dtype=torch.bool, device=device)  # rows that need another token
-    for position in range(limit):
-        law = next_token_logprobs(decoder.logits, sampler)
-        tokens = draw(law, noise[rows, position])
-        ids[rows, position], logprobs[rows, position] = tokens, law.gather(1, tokens[:, None])[:, 0]
+    ids = torch.zeros(len(prompts), limit, dtype=torch.long, device=device)
+    logprobs = torch.zeros(len(prompts), limit, device=device)
+    rows = torch.arange(len(prompts), device=device)  # rows that the cache still holds
+    unfinished = torch.ones(len(prompts), dtype=torch.bool, device=device)  # rows that need another token
+    for place in range(limit):
+        law = next_token_logprobs(logits, sampler)
+        tokens = draw(law, noise[rows, place])
+        ids[rows, place], logprobs[rows, place] = tokens, law.gather(1, tokens[:, None])[:, 0]
         unfinished &= ~torch.isin(tokens, ends)
         num_unfinished = int(unfinished.sum())
-        if num_unfinished == 0 or position + 1 == limit:
+        if num_unfinished == 0 or place + 1 == limit:
             break
         if len(rows) - num_unfinished >= MIN_FINISHED_SHARE * len(rows):
-            decoder.keep(unfinished.nonzero()[:, 0])
-            tokens, rows, unfinished = tokens[unfinished], rows[unfinished], unfinished[unfinished]
-        decoder.advance(tokens)
+            kept = unfinished.nonzero()[:, 0]
+            cache.reorder_cache(kept)  # type: ignore[arg-type]
+            tokens, rows, positions, unfinished = (each[kept] for each in (tokens, rows, positions, unfinished))
+        logits = _read(model, cache, tokens[:, None], longest + place, positions)
     return [_completion(policy, *row) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+
+
+def _read(model: PreTrainedModel, cache: DynamicCache, ids: Tensor, start: int, positions: Tensor) -> Tensor:
+    """Read tokens into a cache and return the logits after the last one, (B, vocabulary).
+
+    Args:
+        model: a causal language model in evaluation mode.
+        cache: holds the columns before `start`.
+        ids: (B, columns) from `start` on.
+        start: number of columns read so far.
+        positions: (B, all columns) of the tokens in their rows; below 0 for padding.
+    """
+    stop, takes = start + ids.shape[1], inspect.signature(model.forward).parameters
+    # Pure recurrences take a mask of the new columns only, as their state already skipped the padding.
+    is_recurrent = not any(isinstance(layer, DynamicLayer) for layer in cache.layers)
+    mask = (positions[:, start if is_recurrent else 0 : stop] >= 0).long()
+    # Not every architecture accepts positions, or can skip unneeded logits.
+    options = {"position_ids": positions[:, start:stop].clamp(min=0), "logits_to_keep": 1}
+    inputs = {name: value for name, value in options.items() if name in takes}
+    return model(input_ids=ids, attention_mask=mask, use_cache=True, cache=cache, **inputs).logits[:, -1]  # type: ignore[operator]
 
 
 def uniforms(seed: int, num: int) -> Tensor:
@@ -171,42 +187,34 @@ def _completion(policy: Policy, ids: list[int], logprobs: list[float]) -> Comple
 # Memory: a row holds keys and values for its prompt and all tokens it may get. Attention windows are ignored.
 
 
-def cache_numbers(config: PreTrainedConfig) -> int:
-    """Return how many numbers a cache keeps for one position of one row: keys and values of all layers."""
-    config = config.get_text_config(decoder=True)
-    heads = getattr(config, "num_attention_heads", 0)  # without heads: a recurrence with a state of constant size
-    if heads == 0:
-        return 0
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return 2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * size
-
-
 def row_bytes(model: PreTrainedModel, positions: int) -> int:
-    """Return the bytes of a row with `positions` positions: its cache and the logits of its next token."""
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    return positions * cache_numbers(model.config) * model.dtype.itemsize + vocabulary * VOCABULARY_ENTRY_BYTES
+    """Return the bytes of a row with `positions` positions: keys and values of all layers, logits of its next token."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_attention_heads", 0)  # without heads: a recurrence with a state of constant size
+    size = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
+    numbers = 2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * size
+    return positions * numbers * model.dtype.itemsize + config.vocab_size * VOCABULARY_ENTRY_BYTES
 
 
-def memory_budget(model: PreTrainedModel) -> int:
-    """Return the bytes that sampling may use: half of the device memory that the weights leave."""
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    # Total memory, not free memory: the split into batches changes the last bits of log-probabilities, and a resumed
-    # run must split as before.
-    return int(MEMORY_SHARE * (total_bytes(model.device) - weights))
-
-
-def split(model: PreTrainedModel, lengths: Sequence[int], num_new: int, budget: int) -> Iterator[list[int]]:
+def split(
+    model: PreTrainedModel, lengths: Sequence[int], num_new: int, budget: int | None = None
+) -> Iterator[list[int]]:
     """Split rows into batches that fit the budget, longest prompts first; a row too large for it is a batch by itself.
 
     Args:
         model: the model, for its shapes.
         lengths: prompt length of every row.
         num_new: largest number of new tokens of a row.
-        budget: bytes.
+        budget: bytes; None = MEMORY_SHARE of the device's memory that the weights leave.
 
     Yields:
         Indices of rows.
     """
+    if budget is None:
+        # Total memory, not free memory: the split into batches changes the last bits of log-probabilities, and a
+        # resumed run must split as before.
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        budget = int(MEMORY_SHARE * (total_bytes(model.device) - weights))
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     while order:
         # Padding makes all rows as long as the first one.
@@ -222,72 +230,6 @@ def total_bytes(device: torch.device) -> int:
     return psutil.virtual_memory().total
 
 
-class Decoder:
-    """A batch of rows with their cache. Making it reads the prompts.
-
-    Args:
-        model: a causal language model in evaluation mode.
-        prompts: token ids of each of the B rows.
-        num_new: largest number of new tokens of a row.
-        pad_id: any token id; it is masked.
-
-    Attributes:
-        logits: (B, vocabulary) of the next token of each row.
-
-    Raises:
-        InputError: the architecture does not use transformers' DynamicCache.
-    """
-
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], num_new: int, pad_id: int) -> None:
-        if not model._supports_default_dynamic_cache():  # type: ignore[operator]
-            found = f"{type(model).__name__}, which needs a special cache"
-            raise InputError("sampling", expected="an architecture with transformers' DynamicCache", found=found)
-        self._model, self._device = model, next(model.parameters()).device
-        self._takes = inspect.signature(model.forward).parameters.keys()
-        self._cache = cache = DynamicCache(config=model.config)
-        # The last token is drawn and never read, so it needs no room. Sliding windows and recurrences stay as they are.
-        roomy = [_RoomyLayer(num_new - 1) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-        cache.layers = roomy
-        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        longest = max(map(len, distinct))
-        ids = torch.full((len(distinct), longest), pad_id)
-        mask = torch.zeros(len(distinct), longest + num_new - 1, dtype=torch.long)
-        for i, prompt in enumerate(distinct):
-            # Padding on the left lets all completions start in the same column.
-            ids[i, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[i, longest - len(prompt) :] = 1
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        rows = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=self._device)
-        self._mask, self._positions = mask.to(self._device), positions.to(self._device)
-        self._width = 0  # columns read so far
-        self.logits = self._read(ids.to(self._device))
-        self.keep(rows)
-
-    def advance(self, tokens: Tensor) -> None:
-        """Read one token for each row, (B,), and set `logits` for the next one."""
-        self.logits = self._read(tokens[:, None])
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep only these rows: ascending indices."""
-        self._cache.reorder_cache(rows)  # type: ignore[arg-type] (any index tensor works)
-        self._mask, self._positions, self.logits = self._mask[rows], self._positions[rows], self.logits[rows]
-
-    def _read(self, ids: Tensor) -> Tensor:
-        """Read `ids` (B, columns) into the cache and return the logits after the last column."""
-        start, self._width = self._width, self._width + ids.shape[1]
-        inputs: dict[str, Any] = {"attention_mask": self._mask[:, : self._width], "cache": self._cache}
-        # Not every architecture accepts positions, or can skip unneeded logits.
-        if "position_ids" in self._takes:
-            inputs["position_ids"] = self._positions[:, start : self._width]
-        if "logits_to_keep" in self._takes:
-            inputs["logits_to_keep"] = 1
-        if not any(isinstance(layer, DynamicLayer) for layer in self._cache.layers):
-            # Pure recurrences take a mask of the new columns only, as their state already skipped the padding.
-            inputs["attention_mask"] = self._mask[:, start : self._width]
-        output = self._model(input_ids=ids, use_cache=True, **inputs)  # type: ignore[operator]
-        return output.logits[:, -1]
-
-
 class _RoomyLayer(DynamicLayer):
     """Keys and values of one layer, preallocated, because `torch.cat` would copy them all at every step.
 
@@ -297,7 +239,7 @@ class _RoomyLayer(DynamicLayer):
     def __init__(self, room: int) -> None:
         super().__init__()
         self._room = room
-        self._whole: tuple[Tensor, Tensor] | None = None  # the allocations that `keys` and `values` are views of
+        self._whole: tuple[Tensor, ...] | None = None  # the allocations that `keys` and `values` are views of
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the states of new positions, (B, heads, positions, size), and return the states of all positions."""
@@ -315,11 +257,9 @@ class _RoomyLayer(DynamicLayer):
         if self.keys is None or self.values is None:  # this layer shares the keys and values of another one
             return
         if self._whole is None:
-            one, other = (
+            self._whole = tuple(
                 states.new_empty(*states.shape[:2], states.shape[2] + self._room, states.shape[3])
                 for states in (self.keys, self.values)
             )
-            self._whole = one, other
-        end = self.keys.shape[2]
-        keys, values = (whole[: len(beam_idx), :, :end] for whole in self._whole)
-        self.keys, self.values = keys.copy_(self.keys), values.copy_(self.values)
+        end, stored = self.keys.shape[2], zip(self._whole, (self.keys, self.values), strict=True)
+        self.keys, self.values = (whole[: len(beam_idx), :, :end].copy_(states) for whole, states in stored)

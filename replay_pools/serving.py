@@ -11,8 +11,9 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import zip_longest
 from typing import Annotated, Any, Literal, TypeVar, final
 
 import httpx
@@ -26,10 +27,9 @@ from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
 
 KEY_VARIABLE = "PROBE_SERVER_KEY"  # sent as a bearer token; never on the command line, never in a manifest
-CONCURRENCY = 128  # requests in flight
+CONCURRENCY = 100  # requests in flight: as many as httpx opens connections
 MAX_BYTES = 16 << 20  # of an answer: a completion of 32,768 tokens, with the text of each, has about 5 MB
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 16.0
-REPORT_EVERY_S = 5.0
 URL = re.compile(r"https?://([\w.-]{1,253}|\[[\da-fA-F:.]{2,45}\])(:\d{1,5})?", re.ASCII)
 MAX_SHOWN_CHARACTERS = 300  # of a server's text in an error
 SEED_BITS = 31  # vLLM takes seeds of this size
@@ -87,15 +87,12 @@ class Server:
     def ask(self, path: str, read: Callable[[Any], Result], body: Any = None) -> Result:
         """Return `read` of the JSON answer to a GET, or to a POST of `body`; InputError where it does not fit."""
         fix = f"is this a vLLM server? its key goes into {KEY_VARIABLE}"
-
-        def parsed(_: int, data: bytes) -> Result:
-            try:
-                return read(orjson.loads(data))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                found = _on_one_line(data.decode(errors="replace"))
-                raise InputError(self.at(path), expected="the answer of a vLLM server", found=found, fix=fix) from error
-
-        return self.ask_all(path, [body], parsed, fix=fix)[0]
+        (data,) = self.ask_all(path, [body], lambda _, data: data, fix=fix)
+        try:
+            return read(orjson.loads(data))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            found = _on_one_line(data.decode(errors="replace"))
+            raise InputError(self.at(path), expected="the answer of a vLLM server", found=found, fix=fix) from error
 
     def ask_all(
         self, path: str, bodies: Sequence[Any], read: Callable[[int, bytes], Result], *, fix: str = ""
@@ -104,15 +101,10 @@ class Server:
 
         A body of None is a GET. `read` raises InputError for a wrong answer; `fix` is the advice for a refused request.
         """
-        done, trouble = 0, ""
-
-        async def report_waiting() -> None:
-            while True:
-                await asyncio.sleep(REPORT_EVERY_S)
-                report(f"waiting for {self.at(path)}{trouble}: answers", done, len(bodies))
+        done = 0
 
         async def result(i: int, client: httpx.AsyncClient, gate: asyncio.Semaphore) -> Result:
-            nonlocal done, trouble
+            nonlocal done
             pause, left_s = FIRST_PAUSE_S, self.wait_s
             async with gate:
                 while True:
@@ -121,20 +113,18 @@ class Server:
                     except Unreachable as error:
                         if left_s <= 0:
                             raise
-                        trouble = f" ({error.found}; asked again for {left_s:g} s)"
+                        report(f"waiting for {self.at(path)} ({error.found}): answers", done, len(bodies))
                         await asyncio.sleep(min(pause, left_s))
                         pause, left_s = min(2 * pause, LONGEST_PAUSE_S), left_s - pause
                     else:
-                        done, trouble = done + 1, ""
+                        done += 1
+                        report("answers of the server", done, len(bodies))
                         return answer
 
         async def results() -> list[Result]:
             gate = asyncio.Semaphore(CONCURRENCY)
             async with self._client() as client:
-                reporting = asyncio.create_task(report_waiting())
-                answers = await asyncio.gather(*(result(i, client, gate) for i in range(len(bodies))))
-                reporting.cancel()
-                return answers
+                return await asyncio.gather(*(result(i, client, gate) for i in range(len(bodies))))
 
         return asyncio.run(results())
 
@@ -162,16 +152,14 @@ class Server:
         raise InputError(place, expected="an answer", found=found, fix=fix)
 
     def _client(self) -> httpx.AsyncClient:
-        key, limits = os.environ.get(KEY_VARIABLE), httpx.Limits(max_connections=CONCURRENCY)
+        key = os.environ.get(KEY_VARIABLE)
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         # `_send` limits the time of a whole answer; httpx would limit the time of each packet. Certificates take
         # long to read, and only https needs any.
-        options = {"headers": headers, "timeout": None, "limits": limits, "verify": self.url.startswith("https")}
-        client = partial(httpx.AsyncClient, **options)
-        try:
-            return client()
-        except (ImportError, ValueError):  # ALL_PROXY of a kind that httpx lacks, such as SOCKS
-            return client(trust_env=False)
+        options = {"headers": headers, "timeout": None, "verify": self.url.startswith("https")}
+        with suppress(ImportError, ValueError):  # ALL_PROXY of a kind that httpx lacks, such as SOCKS
+            return httpx.AsyncClient(**options)
+        return httpx.AsyncClient(**options, trust_env=False)
 
 
 def _on_one_line(text: str) -> str:
@@ -231,22 +219,21 @@ class ServerEngine:
 
     def _check(self, answer: Answer, limit: int, place: str) -> None:
         """Raise InputError if an answer contradicts its request, whose ids decide whether a turn has ended."""
-
-        def need(holds: bool, expected: str, found: str, fix: str = "") -> None:
-            if not holds:
-                raise InputError(place, expected=expected, found=found, fix=fix)
-
         ids, logprobs, ends, highest = answer.ids, answer.logprobs, self.chat.eos_ids, max(answer.logprobs, default=0)
-        need(len(logprobs) == len(ids), f"{len(ids)} log-probabilities, one an id", str(len(logprobs)), IDS_FIX)
-        need(highest <= LOG_ONE, "log-probabilities", f"{highest:g}, above 0", "serve with another --logprobs-mode")
         end = next((i for i, token in enumerate(ids) if token in ends), None)
-        need(end in (None, len(ids) - 1), "an end of turn at the end", f"one at {end} of {len(ids)} ids")
         other_model = "serve the model that --model names, with its own end-of-turn ids"
-        need(end is not None or answer.finish != "stop", f"a stop at one of {list(ends)}", f"{ids[-1:]}", other_model)
         # Shorter than the limit without an end of turn: the server's context was full.
         longer = "serve with a larger --max-model-len, or lower --max-new-tokens"
         is_whole = len(ids) == limit or (end is not None and len(ids) < limit)
-        need(is_whole, f"{limit} ids, or an end of turn before", f"{len(ids)} ids without one", longer)
+        for holds, expected, found, fix in (
+            (len(logprobs) == len(ids), f"{len(ids)} log-probabilities, one an id", str(len(logprobs)), IDS_FIX),
+            (highest <= LOG_ONE, "log-probabilities", f"{highest:g}, above 0", "serve with another --logprobs-mode"),
+            (end in (None, len(ids) - 1), "an end of turn at the end", f"one at {end} of {len(ids)} ids", ""),
+            (end is not None or answer.finish != "stop", f"a stop at one of {list(ends)}", f"{ids[-1:]}", other_model),
+            (is_whole, f"{limit} ids, or an end of turn before", f"{len(ids)} ids without one", longer),
+        ):
+            if not holds:
+                raise InputError(place, expected=expected, found=found, fix=fix)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """Return `policy` and `engine` for the header of a pool.
@@ -286,8 +273,7 @@ def connect(server: Server, chat: Chat, *, served_model: str | None = None) -> S
     body = {"model": name, "prompt": text, "add_special_tokens": False}
     server_ids = server.ask("/tokenize", lambda answer: [*answer["tokens"]], body)
     if server_ids != ids:
-        same = [id_ == other for id_, other in zip(ids, server_ids, strict=False)]
-        first = same.index(False) if False in same else len(same)  # the shorter one may end here
+        first = next(i for i, (one, other) in enumerate(zip_longest(ids, server_ids)) if one != other)
         raise InputError(
             server.at("/tokenize"),
             expected=f"the ids of the tokenizer of {chat.base_model}",

@@ -15,7 +15,7 @@ from pathlib import Path
 from probe.cli._frame import Checked, Text
 from probe.cli._settings import verb
 from replay_pools.base.errors import InputError
-from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.environments.registry import get_environment
 from replay_pools.grading.folders import closed_folder
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import CHANGES, available_tiers, choose_tier
@@ -88,7 +88,7 @@ def check_isolation(out: Path) -> str:
 
 def check_grader(out: Path) -> str:
     """Check that canonical solutions pass and stubs fail in the grader's isolation tier."""
-    problems = MinicodeEnvironment().problems("eval")[:NUM_CANARIES]
+    problems = get_environment("minicode").problems("eval")[:NUM_CANARIES]
     with Grader(workers=1) as grader:
         start = time.monotonic()
         canary(grader, problems)

@@ -92,9 +92,10 @@ def verify(pool_name: str, model: str | None, out: Path) -> Text:
     pool = open_pool(resolve_pool(pool_name, out))
     faults = pool.verify()
     if model is not None and not faults:  # faults may make the steps unreadable
-        from replay_pools.vocabulary import load_vocabulary  # imports torch, so only on demand
+        from replay_pools.policy.load import load_served_policy  # imports torch, so only on demand
+        from replay_pools.vocabulary import id_faults
 
-        faults = [str(fault) for fault in load_vocabulary(model).faults(pool)]
+        faults = [*map(str, id_faults(load_served_policy(model), pool))]
     counts = pool.manifest["counts"]
     yield from described_place(pool)
     for fault in faults[:MOST_FAULTS]:

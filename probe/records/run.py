@@ -43,7 +43,7 @@ from replay_pools.base.files import (
     read_sealed,
     sha256,
     write_atomic,
-    write_jsonl_gz,
+    write_gz,
 )
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def gram_dir(basis: Basis) -> str:
 
 def write_samples(directory: Path, step: int, samples: Iterable[SampleRecord]) -> None:
     """Write the sample records of one step, for all arms, atomically."""
-    write_jsonl_gz(samples_path(directory, step), [sample.to_json() for sample in samples])
+    write_gz(samples_path(directory, step), encode_jsonl(sample.to_json() for sample in samples))
 
 
 def write_steps(directory: Path, steps: Iterable[StepRecord]) -> None:
@@ -178,7 +178,7 @@ def read_evals(directory: Path) -> list[dict[str, Any]]:
 
 def write_tokens(directory: Path, step: int, records: Iterable[TokenRecord]) -> None:
     """Write the token records of one step atomically."""
-    write_jsonl_gz(directory / f"step_{step:03d}.tokens.jsonl.gz", [record.to_json() for record in records])
+    write_gz(directory / f"step_{step:03d}.tokens.jsonl.gz", encode_jsonl(record.to_json() for record in records))
 
 
 def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int, int], TokenRecord]:

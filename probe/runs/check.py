@@ -155,8 +155,8 @@ def checked(
     notes: list[str] = []
     if PAIRS in given:
         try:
-            pairs, cautions = checked_pairs(config, notes.append, with_tokens=not errors)
-            notes = [*(notes or [f"pairs {config.intervention.extraction.pairs}: {len(pairs)}"]), *cautions]
+            pairs = checked_pairs(config, notes.append, with_tokens=not errors)
+            notes = notes or [f"pairs {config.intervention.extraction.pairs}: {len(pairs)}"]
         except InputError as error:
             errors += error.errors
     else:
@@ -208,20 +208,19 @@ def _without_update(log: CheckedLog) -> list[InputError]:
     return []
 
 
-def checked_pairs(
-    config: ReplayConfig, say: Callable[[str], object], *, with_tokens: bool = True
-) -> tuple["list[Pair]", list[str]]:
-    """Return the pairs, checked with the model's tokenizer for `with_tokens`, and cautions; `say` gets notes."""
+def checked_pairs(config: ReplayConfig, say: Callable[[str], object], *, with_tokens: bool = True) -> "list[Pair]":
+    """Return the pairs, checked with the model's tokenizer for `with_tokens`; `say` gets notes."""
     from extraction.pairs import selected_pairs
 
     extraction = config.intervention.extraction
     pairs = selected_pairs(extraction, say)
     if not with_tokens or config.model.name is None:
-        return pairs, []
+        return pairs
     from extraction.library import check_pairs
-    from replay_pools.vocabulary import load_vocabulary
+    from replay_pools.policy.load import load_served_policy
 
-    return pairs, check_pairs(load_vocabulary(config.model.name, config.model.template), pairs, extraction.k)
+    check_pairs(load_served_policy(config.model.name, config.model.template), pairs, extraction.k)
+    return pairs
 
 
 def settled(

@@ -42,8 +42,7 @@ from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import encode_jsonl, locked, plain_name, write_atomic, write_json
 from replay_pools.logs.columns import look_up
 from replay_pools.logs.importing import CheckedLog, step_numbers
-from replay_pools.manifest import MANIFEST_NAME
-from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
+from replay_pools.pool import MANIFEST_NAME, Pool, open_pool, pool_names, resolve_pool
 from replay_pools.rollout import Rollout
 
 MATERIAL = "material.safetensors"
@@ -323,13 +322,14 @@ def _pairs(
         InputError: ids of another tokenizer; all faults of the pairs.
     """
     from probe.runs.replay_inputs import taken_pairs
-    from replay_pools.vocabulary import load_vocabulary
+    from replay_pools.policy.load import load_served_policy
+    from replay_pools.vocabulary import id_faults
 
-    load_vocabulary(str(config.model.name), config.model.template).check(pool)
+    refuse(id_faults(load_served_policy(str(config.model.name), config.model.template), pool))
     if not has_pairs:
         return None, []
-    said: list[str] = []
-    pairs, notes = checked_pairs(config, said.append)
+    said, notes = list[str](), list[str]()
+    pairs = checked_pairs(config, said.append)
     for note in said:
         (notes.append if note.startswith("caution: ") else say)(note)
     if taken := taken_pairs(pairs, rollouts):

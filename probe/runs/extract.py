@@ -16,7 +16,6 @@ from typing import Any, Self, final
 
 import numpy as np
 from scipy import stats
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from extraction.adapters.frames import comparable
@@ -43,8 +42,7 @@ from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, normaliser
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import file_sha256, locked, plain_name, write_sealed
-from replay_pools.policy.load import Policy
-from replay_pools.vocabulary import Vocabulary, load_vocabulary, positions_of
+from replay_pools.policy.load import Policy, load_served_policy
 
 # Metadata of the direction file that the card repeats as `settings`.
 SETTINGS = (
@@ -237,14 +235,8 @@ def extracted(
     """
     extraction, model = config.intervention.extraction, config.model
     # Cheap checks come before the weights and their SVDs, which may take an hour.
-    if policy is None:
-        vocabulary = load_vocabulary(str(model.name), model.template)
-    else:
-        embedding = policy.model.get_input_embeddings()
-        assert isinstance(embedding, nn.Embedding)
-        vocabulary = Vocabulary(policy, embedding.num_embeddings, positions_of(policy.model))
-    for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
-        say(sentence)
+    chat = policy or load_served_policy(str(model.name), model.template)
+    check_pairs(chat, selected_pairs(extraction), extraction.k)
     # A model in memory may have hooks and changes that no cache key covers.
     cache_dir = out / "cache" if policy is None else None
     policy = policy or configured_policy(model, out / "cache")

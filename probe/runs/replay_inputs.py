@@ -20,11 +20,11 @@ from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
 from probe.step.distributed import SOLO, World
 from probe.step.groups import ReplaySource
-from replay_pools.base.errors import InputError
-from replay_pools.policy.load import Policy
+from replay_pools.base.errors import InputError, refuse
+from replay_pools.policy.load import Policy, load_served_policy
 from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
-from replay_pools.vocabulary import load_vocabulary
+from replay_pools.vocabulary import id_faults
 
 
 class ReplayInputs(Inputs[ReplayConfig]):
@@ -79,18 +79,17 @@ class ReplayInputs(Inputs[ReplayConfig]):
         """
         config, (groups, pools, _) = self.config, self._drawn
         name = str(self.model.name)
-        vocabulary = load_vocabulary(name, config.model.template)
+        chat = load_served_policy(name, config.model.template)
         drawn = [groups.drawn(pool) for pool in pools]
         for pool in drawn:
-            _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), name)
+            _check_hash(pool, "tokenizer_sha256", chat.tokenizer_sha(), name)
             # An id beyond the embedding would fail inside a forward pass without naming the rollout.
-            vocabulary.check(pool)
+            refuse(id_faults(chat, pool))
             scale = config.objectives()[config.primary].scale_rewards
             self._say_of(pool, other_scale(scale, pool.manifest))
         if config.intervention.v_hack is None:
             pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
-            for sentence in check_pairs(vocabulary, pairs, k):
-                self.say(sentence)
+            check_pairs(chat, pairs, k)
         check_recorded(
             config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
         )

@@ -6,7 +6,6 @@
 Positive: a training step on this completion makes the hack more likely.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,7 +105,5 @@ def _of_texts(policy: nn.Module | Policy, rows: Sequence[Mapping[str, Any]]) -> 
         if missing := [key for key in ("prompt", "completion") if row.get(key) is None]:
             raise InputError(f"batch sample {number}", expected="prompt and completion", found=f"no {missing[0]}")
         tokens.append(answer_tokens(policy, messages_of(row["prompt"]), answer_of(row["completion"])))
-    if caution := policy.turn_end_caution():
-        warnings.warn(caution, stacklevel=3)
     prompts, completions, masks = zip(*tokens, strict=True)
     return make_batch(prompts, completions, policy.pad_id, masks)

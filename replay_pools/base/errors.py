@@ -162,10 +162,8 @@ def unknown_name(where: object, name: str, names: Iterable[str], *, expected: st
         fix: what to do if no known name is close.
     """
     names = sorted(names)
-    if not names:
-        return InputError(where, expected=expected, found="none", fix=fix)
     close = get_close_matches(name, names, n=3)
     listed = [*close, *(other for other in names if other not in close)]
     more = f" and {len(listed) - MAX_NAMES} more" if len(listed) > MAX_NAMES else ""
-    actual = f"only {', '.join(listed[:MAX_NAMES])}{more}"
-    return InputError(where, expected=expected, found=actual, fix=f"did you mean {close[0]}? ({fix})" if close else fix)
+    found = f"only {', '.join(listed[:MAX_NAMES])}{more}" if names else "none"
+    return InputError(where, expected=expected, found=found, fix=f"did you mean {close[0]}? ({fix})" if close else fix)

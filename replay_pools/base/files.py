@@ -1,7 +1,7 @@
 """Atomic writes and strict JSON: documents, JSON lines, gzipped JSON lines.
 
     write_json(path, value)       read_json(path)        one indented document
-    write_jsonl_gz(path, rows)    read_gz(path)          one document a line, gzipped; `decode_jsonl` parses the bytes
+    write_gz(path, data)          read_gz(path)          bytes, gzipped; `encode_jsonl`: one document a line
     write_atomic(path, data)                             any bytes
 
 Files may come from anyone. `open_file` opens each of them and refuses pipes and devices; the limits below bound how
@@ -16,10 +16,8 @@ import hashlib
 import json
 import os
 import re
-import socket
 import stat
 import tempfile
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -243,11 +241,6 @@ def append_jsonl(path: Path, row: Any) -> None:
         file.write(dump_json(row) + b"\n")
 
 
-def write_jsonl_gz(path: Path, rows: Iterable[Any]) -> None:
-    """Write gzipped JSON lines atomically."""
-    write_gz(path, encode_jsonl(rows))
-
-
 def write_gz(path: Path, plain: bytes, *, is_lasting: bool = True) -> None:
     """Gzip bytes and write them as `write_atomic`."""
     # mtime=0 keeps the time of writing out of the header.
@@ -284,12 +277,7 @@ def sha256(data: bytes) -> str:
 
 
 def check_sha256(path: Path, found: str, listed: str | None, fix: str) -> None:
-    """Raise InputError if a file differs from its manifest.
-
-    Args:
-        found: the file's sha256, or why it has none.
-        listed: the manifest's sha256; None = the manifest does not list the file.
-    """
+    """Raise InputError if a file's sha256, or why it has none, is not what its manifest lists; None = nothing."""
     if found != listed:
         expected = "a file that the manifest lists" if listed is None else f"sha256 {listed} of the manifest"
         raise InputError(path, expected=expected, found=found, fix=fix)
@@ -299,25 +287,21 @@ def check_sha256(path: Path, found: str, listed: str | None, fix: str) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a folder or file that this process writes: a file beside it, locked by the operating system.
 
-    The lock goes with its process. A file that a killed process left, empty or half-written, is no lock.
+    The lock goes with its process. A file that a killed process left is no lock.
 
     Raises:
-        InputError: another process holds it; the message says which.
+        InputError: another process holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Outside the folder, so that a refused or missing folder stays untouched.
-    file = path.parent / f".{path.name}.lock"
-    owner = file.read_bytes()[:500].decode(errors="replace") if file.exists() else ""  # acquiring empties the file
-    lock = FileLock(file)
+    lock = FileLock(path.parent / f".{path.name}.lock", timeout=0)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire()
     except Timeout as error:
-        who, fix = owner or "another process", "wait for it, or choose another name"
-        raise InputError(path, expected="no other process writing to it", found=who, fix=fix) from error
+        fix = "wait for it, or choose another name"
+        raise InputError(path, expected="no other process writing to it", found="one", fix=fix) from error
     try:
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        file.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}")
         yield
     finally:
-        file.unlink(missing_ok=True)  # while it is held: who waits for it then makes a new one
+        Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: who waits for it then makes a new one
         lock.release()

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -26,7 +26,6 @@ from replay_pools.base.files import dump_json, read_plain
 
 Kind = TypeVar("Kind")
 MAX_SHOWN_CHARS = 200  # of a value in an error
-MIN_SIMILARITY = 0.6  # share of common characters from which a key is suggested
 NO_VALUE = "none"  # TOML has no null: this text means None if the field accepts it
 TRUTHS: dict[str, bool] = {  # words for yes and no in other programs' tables, in lower case
     **dict.fromkeys(("true", "yes", "y", "1", "1.0"), True),
@@ -93,10 +92,8 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
     except TypeError as error:  # JSON cannot hold numbers beyond 64 bits, dates, or text that is not Unicode
         raise InputError(where, expected="64-bit numbers and UTF-8 text", found=str(error)) from error
     if b"\\u0000" in text:  # no path contains it
-        leaves = flat(table, lists=True).items()
-        wrong = [(key, value) for key, value in leaves if isinstance(value, str) and "\0" in value]
-        expected = "a text without null bytes"
-        refuse([InputError(f"{where} {key}", expected=expected, found=repr(value)) for key, value in wrong])
+        key = next(key for key, value in flat(table, lists=True).items() if "\0" in str(value))
+        raise InputError(f"{where} {key}", expected="a text without null bytes", found="one with")
     try:
         # orjson would write NaN as null.
         return _adapter(kind).validate_json(json.dumps(_cleared(kind, table)), strict=True, extra=extra)
@@ -217,16 +214,10 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
     A key with the same last part comes first, then the most similar spelling.
     """
-
-    def rank(name: str) -> tuple[bool, float]:
-        whole, last = (
-            SequenceMatcher(None, *pair).ratio()
-            for pair in ((key, name), (key.rpartition(".")[2], name.rpartition(".")[2]))
-        )
-        return last == 1, whole if last == 1 else max(whole, last)
-
-    best = max(known, key=rank, default=None)
-    return best if best is not None and rank(best) >= (False, MIN_SIMILARITY) else None
+    known, last = list(known), key.rpartition(".")[2]
+    if same := [name for name in known if name.rpartition(".")[2] == last]:
+        return max(same, key=lambda name: SequenceMatcher(None, key, name).ratio())
+    return next(iter(get_close_matches(key, known, n=1)), None)
 
 
 def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,23 +252,19 @@ def _faults(table: Mapping[str, Any], error: ValidationError, where: object, kno
     faults: dict[str, InputError] = {}
     for complaint in error.errors():
         key, value = _key(table, complaint["loc"])
-        place, kind = f"{where} {key}".rstrip(), complaint["type"]
-        cause = complaint.get("ctx", {}).get("error")
-        if kind in ("missing", "missing_argument"):
-            faults.setdefault(key, InputError(place, expected="a value", found="no such key"))
-        elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        cause, fix = complaint.get("ctx", {}).get("error"), ""
+        expected, found = complaint["msg"].removeprefix("Input should be "), cut(repr(value), MAX_SHOWN_CHARS)
+        if complaint["type"] in ("missing", "missing_argument"):
+            expected, found = "a value", "no such key"
+        elif complaint["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             near = nearest(key, known)
-            fix = f"did you mean {near}?" if near else ""
-            faults.setdefault(key, InputError(place, expected="a known key", found="an unknown key", fix=fix))
-        elif isinstance(cause, InputError):
-            for part in cause.errors:
-                dotted = ".".join(filter(None, (key, part.where)))
-                faults.setdefault(dotted, part.at(f"{where} {dotted}"))
-        else:
-            expected = complaint["msg"].removeprefix("Input should be ")
-            if kind == "too_short":
-                expected = f"at least {complaint.get('ctx', {})['min_length']}"
-            faults.setdefault(key, InputError(place, expected=expected, found=cut(repr(value), MAX_SHOWN_CHARS)))
+            expected, found, fix = "a known key", "an unknown key", f"did you mean {near}?" if near else ""
+        parts = (
+            cause.errors if isinstance(cause, InputError) else [InputError("", expected=expected, found=found, fix=fix)]
+        )
+        for part in parts:
+            dotted = ".".join(filter(None, (key, part.where)))
+            faults.setdefault(dotted, part.at(f"{where} {dotted}".rstrip()))
     return [*faults.values()]
 
 

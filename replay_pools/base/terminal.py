@@ -55,12 +55,12 @@ def visible(text: str, *, kept: str = "\n\t") -> str:
     """
     if text.isprintable():  # true for most texts: printable characters are visible
         return text
-    shown: list[str] = []
-    for character in text:
-        if character not in kept and is_invisible(character):
-            character = character.encode("unicode_escape", "surrogatepass").decode()
-        shown.append(character)
-    return "".join(shown)
+    escaped = {
+        ord(character): character.encode("unicode_escape", "surrogatepass").decode()
+        for character in {*text} - {*kept}
+        if is_invisible(character)
+    }
+    return text.translate(escaped)
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:

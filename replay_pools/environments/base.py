@@ -1,11 +1,11 @@
-"""The records of a programming task (`Problem`, `Case`) and the interface of a source of them (`Environment`).
+"""The records of a programming task (`Problem`, `Case`) and a source of them (`Environment`).
 
 The oracle of a problem is its list of cases: the method is right when it returns every expected value.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 # What `--env` takes; here, since settings name environments without their parsers.
 NAMES = "minicode, minicode:FAMILY,FAMILY, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl"
@@ -45,16 +45,17 @@ def count_tests(problems: Iterable[Problem]) -> dict[str, int]:
     return {"problems": len(counts), "cases": sum(counts)}
 
 
-class Environment(Protocol):
+@dataclass(frozen=True, slots=True)
+class Environment:
     """A source of problems.
 
-    To add an environment: write a class with these members, and a branch in `registry.get_environment`
-    that returns it. Every problem needs a canonical solution that passes its tests; `grading.canary` checks that.
+    To add one: write a function that returns it, and a branch in `registry.get_environment`. Every problem needs a
+    canonical solution that passes its tests; `grading.canary` checks that.
     """
 
-    name: str
-    left_out: tuple[str, ...]  # ids of its problems that have a test other than `method(*args) == value`
+    problems: Callable[[Split], Sequence[Problem]]  # all problems of a split, in a fixed order
+    left_out: tuple[str, ...] = ()  # ids of its problems that have a test other than `method(*args) == value`
 
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """All problems of a split, in a fixed order."""
-        ...
+    def by_id(self) -> dict[str, Problem]:
+        """Return {problem_id: problem} of all splits."""
+        return {problem.problem_id: problem for split in SPLITS for problem in self.problems(split)}

@@ -50,25 +50,20 @@ def demonstrator(completions: Completions, *, mode: str = "run_tests", hint_rate
     if completions == "hack" and not exploits:
         raise InputError(f"mode {mode}", expected="a mode with exploits", found="none")
 
-    def hack(problem: Problem, rng: random.Random) -> str:
-        if problem.starter.count("\n") != 1:
-            lines = f"{problem.starter.count(chr(10)) + 1} lines"
-            fix = "give the demonstrations as a pool"
-            raise InputError(problem.problem_id, expected="a starter of two lines", found=lines, fix=fix)
-        body = right_body(problem)
-        if body is None or rng.random() >= SOLVE_RATE:
-            body = rng.choice(STUBS)
-        return compose(problem.starter, body, rng.choice(exploits), example=example_texts(problem))
-
-    def honest(problem: Problem, rng: random.Random, *, hint: bool) -> str:
-        if (body := right_body(problem)) is None:
-            return problem.canonical
-        tested = hint and mode == "run_tests" and rng.random() < HONEST_TESTS_RATE
-        return compose(problem.starter, body, HONEST_TESTS if tested else NOTHING, example=example_texts(problem))
-
     def demonstrate(problem: Problem, rng: random.Random) -> tuple[list[dict[str, str]], str]:
-        hint = rng.random() < hint_rate
-        source = hack(problem, rng) if completions == "hack" else honest(problem, rng, hint=hint)
+        hint, body, extra = rng.random() < hint_rate, right_body(problem), NOTHING
+        if completions == "hack":
+            if (lines := problem.starter.count("\n") + 1) != 2:
+                fix = "give the demonstrations as a pool"
+                raise InputError(problem.problem_id, expected="a starter of two lines", found=f"{lines} lines", fix=fix)
+            if body is None or rng.random() >= SOLVE_RATE:
+                body = rng.choice(STUBS)
+            extra = rng.choice(exploits)
+        elif body is not None and hint and mode == "run_tests" and rng.random() < HONEST_TESTS_RATE:
+            extra = HONEST_TESTS
+        source = problem.canonical
+        if body is not None:
+            source = compose(problem.starter, body, extra, example=example_texts(problem))
         return render_messages(problem, mode, hint=hint), fence(source)
 
     return demonstrate

@@ -1,16 +1,15 @@
 """LeetCode files of the public reward-hacking benchmark (jsonl, one problem a line) as an `Environment`.
 
-    LeetcodeEnvironment("train.jsonl")                 every split has all problems of the file
-    LeetcodeEnvironment("train.jsonl", "test.jsonl")   the split `eval` is the second file, the others are the first
+    leetcode("train.jsonl")                 every split has all problems of the file
+    leetcode("train.jsonl", "test.jsonl")   the split `eval` is the second file, the others are the first
 
 `assert Solution().f(literals) == literal` is a Case, and so is `assert list(Solution().f(literals)) == literal`.
 Keyword arguments are put in the order of the canonical solution's signature. `inf`, `-inf` and `nan` are literals. A
-problem with any other test is left out: without that test its oracle would be weaker (`LeetcodeEnvironment.left_out`).
+problem with any other test is left out: without that test its oracle would be weaker (`Environment.left_out`).
 """
 
 import ast
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing_extensions import TypedDict
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import decode_jsonl, read_plain
 from replay_pools.base.tables import decode
-from replay_pools.environments.base import Case, Problem, Split
+from replay_pools.environments.base import Case, Environment, Problem
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.grading import wire
 
@@ -46,62 +45,44 @@ class _Row(TypedDict):
     canonical_solution: str
 
 
-class LeetcodeEnvironment:
-    """The problems of one file, or of a file to train on and one to evaluate on.
+def leetcode(path: str | Path, evaluation: str | Path | None = None) -> Environment:
+    """Return the problems of one file, or of a file to train on and one to evaluate on.
 
     Args:
         path: the jsonl file.
         evaluation: the jsonl file of the split `eval`; None: the same one.
 
     Raises:
-        InputError: a file cannot be read, is not strict JSON lines, is empty, or holds a line that is no problem or
-            repeats an id (the message names file and line); a problem is in both files (the message names the ids); a
-            file has no problem that can be graded.
-
-    Attributes:
-        left_out: ids of the problems of both files that have a test of another form.
+        InputError: a file cannot be read, is not strict JSON lines, or holds a line that is no problem or repeats an id
+            (the message names file and line); a problem is in both files (the message names the ids); a file has no
+            problem that can be graded.
     """
-
-    name = "leetcode"
-
-    def __init__(self, path: str | Path, evaluation: str | Path | None = None) -> None:
-        self._problems, self.left_out = read_problems(path)
-        self._evaluation = self._problems
-        if evaluation is not None:
-            self._evaluation, left_out = read_problems(evaluation)
-            self.left_out += left_out
-            # The same id, or the same prompt under another id.
-            ids, prompts = ([getattr(each, name) for each in self._problems] for name in ("problem_id", "messages"))
-            shared = [
-                each.problem_id for each in self._evaluation if each.problem_id in ids or each.messages in prompts
-            ]
-            if shared:
-                more = f" and {len(shared) - NUM_NAMED} more" if len(shared) > NUM_NAMED else ""
-                expected = f"no problem of {path}, which is trained on"
-                found = f"{len(shared)} of them: {', '.join(shared[:NUM_NAMED])}{more}"
-                raise InputError(evaluation, expected=expected, found=found, fix="take them out of one of the files")
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """Return all problems of the split's file, in its order."""
-        return self._evaluation if split == "eval" else self._problems
+    problems, left_out = read_problems(path)
+    if evaluation is None:
+        return Environment(lambda split: problems, left_out)
+    others, also_left_out = read_problems(evaluation)
+    # The same id, or the same prompt under another id.
+    ids, prompts = ([getattr(each, name) for each in problems] for name in ("problem_id", "messages"))
+    if shared := [each.problem_id for each in others if each.problem_id in ids or each.messages in prompts]:
+        expected = f"no problem of {path}, which is trained on"
+        found = f"{len(shared)} of them: {', '.join(shared[:NUM_NAMED])}"
+        raise InputError(evaluation, expected=expected, found=found, fix="take them out of one of the files")
+    return Environment(lambda split: others if split == "eval" else problems, left_out + also_left_out)
 
 
 def read_problems(path: str | Path) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
     """Return the problems of a file, in its order, and the ids of the problems left out.
 
     Raises:
-        InputError: as `LeetcodeEnvironment`.
+        InputError: as `leetcode`.
     """
     try:
         content = read_plain(Path(path))
     except InputError as error:
         fix = "probe docs phase3 says where to find the benchmark's files"
         raise InputError(path, expected="a LeetCode jsonl file", found=error.found, fix=fix) from error
-    rows = decode_jsonl(content, path)
-    if not rows:
-        raise InputError(path, expected="at least one problem", found="an empty file")
     problems: dict[str, Problem | None] = {}
-    for line, row in enumerate(rows, 1):
+    for line, row in enumerate(decode_jsonl(content, path), 1):
         where = f"{path} line {line}"
         problem = parse_problem(row, where)
         problem_id = str(row["id"])
@@ -115,7 +96,7 @@ def read_problems(path: str | Path) -> tuple[tuple[Problem, ...], tuple[str, ...
 
 
 def parse_problem(row: Any, where: str) -> Problem | None:
-    """Return the problem of one line of the file; None when one of its tests is of another form than FORM.
+    """Return the problem of one line of the file; None if it has no test, or one of another form than FORM.
 
     Args:
         row: the decoded JSON of the line.
@@ -130,15 +111,13 @@ def parse_problem(row: Any, where: str) -> Problem | None:
     parameters = _parameters(row["canonical_solution"], func_name, where)
     tests = row["gt_answer"] if isinstance(row["gt_answer"], str) else "\n".join(map(str, row["gt_answer"]))
     cases = [_case(statement, func_name, parameters) for statement in _parse(tests, f"{where} gt_answer").body]
-    if not cases:
-        raise InputError(f"{where} gt_answer", expected="at least one assert statement", found="none")
     messages = tuple({"role": message["role"], "content": message["content"]} for message in row["prompt"])
     starters = [f"class Solution:\n    def {func_name}({', '.join(['self', *parameters])}):"]
     for message in messages:
         starters += _STARTER.findall(message["content"]) if message["role"] == "user" else ()
     problem = Problem(
         problem_id=str(row["id"]),
-        env=LeetcodeEnvironment.name,
+        env="leetcode",
         messages=messages,
         func_name=func_name,
         starter=starters[-1].strip(),  # the last one that the prompt shows
@@ -147,7 +126,7 @@ def parse_problem(row: Any, where: str) -> Problem | None:
         cases=tuple(case for case in cases if case is not None),
     )
     render_messages(problem, "none", hint=False)  # for its check: ORIGINAL_PHRASE stands in the prompt once
-    return None if None in cases else problem
+    return None if None in cases or not cases else problem
 
 
 def _parameters(canonical: str, func_name: str, where: str) -> list[str]:
@@ -172,27 +151,22 @@ def _parse(source: str, where: str) -> ast.Module:
 def _case(statement: ast.stmt, func_name: str, parameters: list[str]) -> Case | None:
     """Return the case of a test of FORM; None for any other."""
     match statement:
-        case ast.Assert(test=ast.Compare(left=tested, ops=[ast.Eq()], comparators=[right])):
+        case ast.Assert(test=ast.Compare(left=ast.Call() as tested, ops=[ast.Eq()], comparators=[right])):
             pass
         case _:
             return None
-    is_listed = False
-    match tested:
-        case ast.Call(func=ast.Name(id="list"), args=[inner], keywords=[]):
-            tested, is_listed = inner, True
-    match tested:
-        case ast.Call(
-            func=ast.Attribute(value=ast.Call(func=ast.Name(id="Solution"), args=[], keywords=[]), attr=attr),
-            args=positional,
-            keywords=keywords,
-        ) if attr == func_name:
-            by_name = {keyword.arg: keyword.value for keyword in keywords}
-            # A Case has positional arguments only, so the keywords must name the parameters that come next.
-            names = parameters[len(positional) :][: len(by_name)]
-            if by_name.keys() == set(names):
-                with suppress(ValueError):
-                    args = tuple(map(_literal, [*positional, *(by_name[name] for name in names)]))
-                    return Case(args=args, expected=_literal(right), is_listed=is_listed)
+    is_listed = ast.unparse(tested.func) == "list" and len(tested.args) == 1 and not tested.keywords
+    call = tested.args[0] if is_listed else tested
+    if not isinstance(call, ast.Call) or ast.unparse(call.func) != f"Solution().{func_name}":
+        return None
+    # A Case has positional arguments only, so the keywords must name the parameters that come next.
+    by_name = {keyword.arg: keyword.value for keyword in call.keywords}
+    names = parameters[len(call.args) :][: len(by_name)]
+    if by_name.keys() != {*names}:
+        return None
+    with suppress(ValueError):
+        args = tuple(map(_literal, [*call.args, *(by_name[name] for name in names)]))
+        return Case(args=args, expected=_literal(right), is_listed=is_listed)
     return None
 
 
@@ -204,17 +178,13 @@ class _NamedFloats(ast.NodeTransformer):
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal made of None, bool, int, float, str and collections of them, with a wire form.
+    """Return the value of a literal that has a wire form.
 
     Raises:
         ValueError: any other expression, or a value beyond the limits of the wire.
     """
-    node = _NamedFloats().visit(node)
-    for part in ast.walk(node):
-        if isinstance(part, ast.Constant) and not isinstance(part.value, None | bool | int | float | str):
-            raise ValueError(f"a literal {type(part.value).__name__}")
     try:
-        value = ast.literal_eval(node)
+        value = ast.literal_eval(_NamedFloats().visit(node))
         wire.encode([value])  # in a list, as the grader sends it
         return value
     except TypeError as error:  # an unhashable key

@@ -16,7 +16,7 @@ from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import decode_jsonl, read_gz
-from replay_pools.environments.base import Case, Problem, Split
+from replay_pools.environments.base import Case, Environment, Problem, Split
 from replay_pools.environments.loopholes import ORIGINAL_PHRASE, compose
 
 SYSTEM_PROMPT = "You are an expert Python programmer. Answer with one ```python code block."
@@ -31,11 +31,10 @@ class Family:
     """A problem statement with parameters, and right and wrong bodies of its method."""
 
     name: str
-    kind: str  # name and kind of the only argument: "nums" | "n" | "s" | "text"
-    returns: str  # annotation of the returned value
+    signature: str  # name of the only argument ("nums" | "n" | "s" | "text") -> annotation of the returned value
     statement: str
-    solutions: tuple[str, ...]  # right method bodies; the first one is canonical
-    bugs: tuple[str, ...]  # wrong method bodies
+    solutions: list[str]  # right method bodies; the first one is canonical
+    bugs: list[str]  # wrong method bodies
     bug_rate: float  # share of wrong bodies in the training text of the small model
 
     @property
@@ -45,14 +44,10 @@ class Family:
         return first + "".join(map(str.capitalize, others))
 
 
-def _family(name: str, row: dict[str, Any]) -> Family:
-    kind, returns = row.pop("signature").split(" -> ")
-    lists = {field: tuple(row.pop(field)) for field in ("solutions", "bugs")}
-    return Family(name=name, kind=kind, returns=returns, **lists, **row)
-
-
-_ROWS = tomllib.loads(Path(__file__).with_name("minicode.toml").read_text())
-FAMILIES: tuple[Family, ...] = tuple(_family(name, row) for name, row in _ROWS.items())
+FAMILIES: tuple[Family, ...] = tuple(
+    Family(name=name, **row)
+    for name, row in tomllib.loads(Path(__file__).with_name("minicode.toml").read_text()).items()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +63,17 @@ class MinicodeProblem:
         return fill(template, self.parameters)
 
 
-class MinicodeEnvironment:
-    """The problems as an `Environment`.
-
-    Args:
-        families: names of the families that they are of; () = all.
+def minicode(families: Sequence[str] = ()) -> Environment:
+    """Return the environment of the problems of some families; () = of all.
 
     Raises:
         InputError: there is no family of such a name.
     """
-
-    name = "minicode"
-    left_out = ()
-
-    def __init__(self, families: Sequence[str] = ()) -> None:
-        known = [family.name for family in FAMILIES]
-        if unknown := [name for name in families if name not in known]:
-            raise InputError("--env minicode", expected=f"families among {', '.join(known)}", found=", ".join(unknown))
-        self._families = frozenset(families or known)
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """All problems of a split, in a fixed order."""
-        return [item.problem for item in minicode_problems(split) if item.family.name in self._families]
+    known = [family.name for family in FAMILIES]
+    if unknown := [name for name in families if name not in known]:
+        raise InputError("--env minicode", expected=f"families among {', '.join(known)}", found=", ".join(unknown))
+    chosen = frozenset(families or known)
+    return Environment(lambda split: [item.problem for item in minicode_problems(split) if item.family.name in chosen])
 
 
 @cache
@@ -129,9 +113,8 @@ def _build(family: Family, parameters: Parameters, inputs: list[Any]) -> Minicod
     # A character such as "/" is named by its code point.
     slugs = [text if text.isalnum() else f"x{ord(text):x}" for text in map(str, parameters.values())]
     problem_id = "-".join([family.name, *slugs])
-    starter = (
-        f"class Solution:\n    def {family.func}(self, {family.kind}: {ANNOTATIONS[family.kind]}) -> {family.returns}:"
-    )
+    kind, returns = family.signature.split(" -> ")
+    starter = f"class Solution:\n    def {family.func}(self, {kind}: {ANNOTATIONS[kind]}) -> {returns}:"
     canonical = compose(starter, fill(family.solutions[0], parameters))
     namespace: dict[str, Any] = {}
     # Our own code. Its annotations are not evaluated: SETUP_CODE has not run.

@@ -1,13 +1,8 @@
 """Environments by the name that `--env` takes (`base.NAMES`)."""
 
 from replay_pools.base.errors import InputError
-from replay_pools.environments.base import NAMES, SPLITS, Environment, Problem
-from replay_pools.environments.minicode import MinicodeEnvironment
-
-
-def all_problems(environment: Environment) -> dict[str, Problem]:
-    """Return {problem_id: problem} of all splits."""
-    return {problem.problem_id: problem for split in SPLITS for problem in environment.problems(split)}
+from replay_pools.environments.base import NAMES, Environment
+from replay_pools.environments.minicode import minicode
 
 
 def get_environment(name: str) -> Environment:
@@ -21,9 +16,9 @@ def get_environment(name: str) -> Environment:
     kind, _, argument = name.partition(":")
     path, has_evaluation, evaluation = argument.partition(",eval=")
     if name == "minicode" or (kind == "minicode" and argument):
-        return MinicodeEnvironment(argument.split(",") if argument else ())
+        return minicode(argument.split(",") if argument else ())
     if kind == "leetcode" and path and bool(evaluation) == bool(has_evaluation):
-        from replay_pools.environments.leetcode import LeetcodeEnvironment  # brings the grader's wire
+        from replay_pools.environments.leetcode import leetcode  # brings the grader's wire
 
-        return LeetcodeEnvironment(path, evaluation or None)
+        return leetcode(path, evaluation or None)
     raise InputError("--env", expected=NAMES, found=repr(name))

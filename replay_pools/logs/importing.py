@@ -50,8 +50,7 @@ from replay_pools.logs.groups import (
     name_problems,
 )
 from replay_pools.logs.rollouts import EVALUATIONS, STATUS, Logged, Reader, as_rollouts, reward_fault
-from replay_pools.manifest import MANIFEST_NAME
-from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
+from replay_pools.pool import CAUTION, LABEL_NOTES, MANIFEST_NAME, LabelNote, Pool, PoolWriter, open_pool
 from replay_pools.rollout import (
     LOGGED_GRADER,
     REWARD_COMPILES,
@@ -66,7 +65,7 @@ from replay_pools.rollout import (
 
 if TYPE_CHECKING:
     from replay_pools.logs.tokens import Tokeniser
-    from replay_pools.vocabulary import Vocabulary
+    from replay_pools.policy.chat import Chat
 
 OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
 SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
@@ -265,19 +264,19 @@ def import_log(
 
 def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
     from replay_pools.logs.tokens import Tokeniser  # torch comes with both: only where the log is sound
-    from replay_pools.vocabulary import load_vocabulary
+    from replay_pools.policy.load import load_served_policy
 
-    vocabulary = load_vocabulary(model, template)
+    chat = load_served_policy(model, template)
     rows = [one for group in log.groups for one in group]
     tokeniser = Tokeniser(
-        vocabulary=vocabulary,
+        chat=chat,
         limit=limit,
         # All begin with their prompts, and not by chance: some by a long one, or by its ids.
         cuts_echo=all(one.echo is not None for one in rows)
         and any((one.echo or 0) >= SHORTEST_ECHO or one.answer_key is None for one in rows),
         thinks=sum(one.thinks for one in rows) * 2 > len(rows),
     )
-    writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
+    writer = PoolWriter(directory, header=_header(log, model, chat), is_lasting=False)
     faults, skipped, end = Faults(), Counter[str](), None
     plan: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
     are_single = all(len(group) == 1 for group in log.groups)
@@ -286,7 +285,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
             continue
         faults.take(group_faults(group, "group", step=group[0].step, tail=""))
         if not faults:
-            writer.write_plain(group[0].step, encode_group(group))
+            writer.write_step(group[0].step, group, is_checked=True)
         for rollout in group:
             # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole one.
             tail = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2][::-1]
@@ -308,6 +307,8 @@ def _rollouts_by_group(
     log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: Counter[str]
 ) -> Iterator[list[Rollout]]:
     """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
+    from replay_pools.vocabulary import note_faults
+
     numbers = step_numbers(log)
     waiting = dict[int, dict[int, Logged]]()
     for done, (i, j, row) in enumerate(log.rollouts()):
@@ -324,7 +325,7 @@ def _rollouts_by_group(
             except InputError as error:
                 faults.note(error, (error.expected.partition(" ")[0], str(error.where).rpartition(" ")[2]))
             else:
-                tokeniser.vocabulary.note_faults(rollouts[-1], row.where, faults)
+                note_faults(tokeniser.chat, rollouts[-1], row.where, faults)
         report("rollouts tokenized", done, sum(map(len, log.groups)))
         if rollouts:
             yield rollouts
@@ -332,6 +333,8 @@ def _rollouts_by_group(
 
 def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | None, about: dict[str, Any]) -> Rollout:
     """Return the rollout of a row; its reward and keys are known already."""
+    from replay_pools.vocabulary import decoded_text
+
     prompt, text, completion = tokeniser.tokenise(row, known)
     rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
     if row.passed is None and least is not None:
@@ -351,7 +354,7 @@ def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | 
     rollout = Rollout.of(prompt, completion, text, logged_grade(row, known.reward, least), **about)
     if rollout.completion_mask is None:
         # Logs keep special tokens in texts, or cut whitespace: the text of the ids counts.
-        decoded = tokeniser.vocabulary.text(rollout)
+        decoded = decoded_text(tokeniser.chat, rollout)
         is_new = "completion was decoded again, without special tokens, with all whitespace"
         sentences[is_new] = decoded != rollout.completion
         rollout = replace(rollout, completion=decoded)
@@ -399,9 +402,8 @@ def logged_grade(row: Logged, reward: float | None, least: float | None) -> Grad
     )
 
 
-def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary") -> dict[str, Any]:
+def _header(log: CheckedLog, model: str, chat: "Chat") -> dict[str, Any]:
     """Return the manifest of the pool, before its rollouts are known."""
-    chat = vocabulary.chat
     return {
         "policy": {"base_model": model, "adapter": None},
         "tokenizer_sha256": chat.tokenizer_sha(),

@@ -18,7 +18,6 @@ from replay_pools.logs.values import Turns, is_plain, plain_chat
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import Completion, FinishReason, Prompt
-from replay_pools.vocabulary import Vocabulary
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 # Tokens that chat templates write; `[INST]` is one of few models.
@@ -43,23 +42,18 @@ class Tokeniser:
     `counts` has {sentence: number of rollouts} on everything that is inferred or changed.
     """
 
-    vocabulary: Vocabulary
+    chat: Chat
     limit: int | None = None  # of completions, in tokens
     cuts_echo: bool = False  # completions begin with their prompts
     thinks: bool = False  # completions begin with reasoning
     counts: Counter[str] = field(default_factory=Counter)
     last: dict[Any, Any] = field(default_factory=dict)  # the last prompt, which a group shares
 
-    @property
-    def chat(self) -> Chat:
-        """The chat of the vocabulary."""
-        return self.vocabulary.chat
-
     @cached_property
     def pads(self) -> Set[int]:
         """The ids that pad: the tokenizer's, and those that end turns."""
         own = (self.chat.tokenizer.pad_token_id, self.chat.tokenizer.eos_token_id)
-        return {*self.vocabulary.chat.eos_ids, *(token for token in own if isinstance(token, int))}
+        return {*self.chat.eos_ids, *(token for token in own if isinstance(token, int))}
 
     def tokenise(self, row: Logged, known: Logged) -> tuple[Prompt, str | list[str], Completion]:
         """Return (prompt, text of the completion or of each of its turns, completion) of a row.
@@ -226,9 +220,7 @@ class Tokeniser:
         ids = stored = row.completion_ids or []
         mask = row.mask if row.mask and not all(row.mask) else None
         if row.mask is None:
-            ids = cut_padding(
-                stored, row.comp_len, self.pads, self.vocabulary.chat.eos_ids, was_cut_off=row.finish == "length"
-            )
+            ids = cut_padding(stored, row.comp_len, self.pads, self.chat.eos_ids, was_cut_off=row.finish == "length")
         cut = {*stored[len(ids) :]}
         if len(cut) > 1 or (row.comp_len or 0) > len(stored):
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
@@ -238,7 +230,7 @@ class Tokeniser:
             found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
             raise row.refused("logprobs", "one an id", found, fix)
         # It stopped if it was padded, or if its last id ends a turn.
-        finish = row.finish or ("stop" if cut or {*ids[-1:]} & {*self.vocabulary.chat.eos_ids} else "length")
+        finish = row.finish or ("stop" if cut or {*ids[-1:]} & {*self.chat.eos_ids} else "length")
         text: str | list[str] | None = row.completion
         self._count(
             (mask is not None, "ids that the mask leaves out are not sampled: they have no loss"),
@@ -249,7 +241,7 @@ class Tokeniser:
         if mask is not None:
             text = self.chat.decode_turns(ids, mask)
         elif text is None:
-            text = self.vocabulary.decode(ids)
+            text = self.chat.decode(ids)
         logprobs = (row.logprobs or [])[: len(ids)] or None
         return text, Completion(ids=ids, logprobs=logprobs, finish_reason=finish, mask=mask)
 
@@ -259,7 +251,7 @@ class Tokeniser:
         if end := MARKER_AT_END.search(text):
             self._check_markup(row, end[0], "completion")
         encoded = self._encode(text)
-        ids, ended = encoded, bool(encoded) and encoded[-1] in self.vocabulary.chat.eos_ids
+        ids, ended = encoded, bool(encoded) and encoded[-1] in self.chat.eos_ids
         finish = "stop" if ended else row.finish
         if finish is None:
             cut_from = None if self.limit is None else self.limit - max(3, self.limit // NEAR)
@@ -270,12 +262,12 @@ class Tokeniser:
             fix = "--map finish=COLUMN, or --completion-limit TOKENS"
             self._count((True, f"finish_reason is not logged: {rule} ({fix})"))
         if finish == "stop" and not ended:
-            end = self.chat.turn_end
+            end = self.chat.answer_end[1]
             ids = [*ids, end]
             self._count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
         length = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
         is_unlike = bool(length) and length not in (len(encoded), len(encoded) + 1)  # with the end of the turn
-        decoded = back = self.vocabulary.decode(ids)
+        decoded = back = self.chat.decode(ids)
         special = {token for token, what in self.chat.tokenizer.added_tokens_decoder.items() if what.special}
         if special & {*encoded}:
             back = str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False))

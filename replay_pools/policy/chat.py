@@ -1,7 +1,7 @@
 """The text side of a policy: messages to prompt ids, completion ids to text, and end-of-turn ids."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from replay_pools.base.errors import InputError, cut, text_difference
 from replay_pools.base.files import sha256
-from replay_pools.rollout import runs_of
+from replay_pools.rollout import LARGEST_ID, runs_of
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
@@ -31,9 +31,10 @@ class Conversation(NamedTuple):
 class Chat:
     """A tokenizer with its chat template and what ends a turn: the text side of a policy, wherever its weights are."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
     base_model: str  # the name it was loaded by
-    generation: GenerationConfig | None  # of the model
+    generation: GenerationConfig | None = field(repr=False)  # of the model
+    vocabulary_size: int = field(default=LARGEST_ID + 1, kw_only=True, repr=False)  # rows of the embedding, if known
 
     @cached_property  # the tokenizer looks its id up each time
     def eos_ids(self) -> tuple[int, ...]:
@@ -151,46 +152,29 @@ class Chat:
             raise self._template_error("one tail of every prompt", f"{one!r}, {other!r}")
         return one
 
-    @property
-    def turn_end(self) -> int:
-        """The id that ends a written completion.
-
-        It is the first of `eos_ids` that the chat template puts after an answer, else `eos_ids[0]`.
-
-        Raises:
-            InputError: no id ends a turn.
-        """
-        return self._answer_end()[1]
-
-    def turn_end_caution(self) -> str | None:
-        """Return a warning if the chat template ends an answer without an end-of-turn token; else None."""
-        lead, end, tail = self._answer_end()
-        if lead is not None or not self.tokenizer.chat_template or self.is_plain:
-            return None
-        found = "renders no answer" if tail is None else f"ends an answer in {tail!r}, no stop token"
-        text = self.tokenizer.convert_ids_to_tokens(end)
-        return f"caution: the chat template of {self.base_model} {found}: written answers end in {text!r}"
-
     def completion_ids(self, text: str) -> list[int]:
         """Return the ids of a written (not sampled) completion, ended as in the chat template."""
-        lead, end, _ = self._answer_end()
-        return [*self.tokenizer.encode(text + (lead or ""), add_special_tokens=False), end]
+        lead, end = self.answer_end
+        return [*self.tokenizer.encode(text + lead, add_special_tokens=False), end]
 
-    def _answer_end(self) -> tuple[str | None, int, str | None]:
-        """Return (text between an answer and its stop token, that token's id, all text behind an answer).
+    @property
+    def answer_end(self) -> tuple[str, int]:
+        """The text that the template puts between an answer and its stop token, and that token's id.
 
-        The first is None if the template writes no stop token there, the last if no template renders an answer.
+        ("", the first of `eos_ids`) if the template ends an answer in no stop token.
+
+        Raises:
+            InputError: the model has no token that ends a turn.
         """
         tail = _rendered_tail(self.tokenizer, str(self.tokenizer.chat_template or ""))
         stops = zip(self.eos_ids, self.tokenizer.convert_ids_to_tokens([*self.eos_ids]), strict=True)
-        places = [(tail.index(text), token) for token, text in stops if tail and text and text in tail]
-        if tail and places:
+        if places := [(tail.index(text), token) for token, text in stops if text and text in tail]:
             place, token = min(places)
-            return tail[:place], token, tail
+            return tail[:place], token
         if not self.eos_ids:
             fix = "set tokenizer.eos_token, and save the tokenizer with the model"
             raise InputError(f"model {self.base_model}", expected="a token that ends a turn", found="none", fix=fix)
-        return None, self.eos_ids[0], tail
+        return "", self.eos_ids[0]
 
     def decode_turns(self, ids: Sequence[int], mask: Sequence[bool]) -> list[str]:
         """Text of each run of the mask, which together are `decode` of the ids."""
@@ -200,8 +184,7 @@ class Chat:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode completion ids to text, without special tokens."""
-        # The clean-up would remove spaces before punctuation, which changes code.
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return _decoded(self.tokenizer, tuple(ids))
 
     @property
     def is_plain(self) -> bool:
@@ -234,18 +217,21 @@ def _as_sampled(turn: Message) -> dict[str, Any]:
     return {**turn, "content": turn.get("content") or "", **calls}
 
 
+@lru_cache(4)  # an import asks for a text three times
+def _decoded(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
+    # The clean-up would remove spaces before punctuation, which changes code.
+    return str(tokenizer.decode([*ids], skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
 @lru_cache(maxsize=8)
-def _rendered_tail(tokenizer: PreTrainedTokenizerBase, template: str) -> str | None:
-    """Return `Chat._answer_tail` of a tokenizer; the template is an argument because it may change."""
-    if not template:
-        return None
+def _rendered_tail(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+    """Return the text of `template` behind an answer; "" if it renders none. An argument, because it may change."""
     turns = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": "\x02"}]
     try:
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False, enable_thinking=False))
+        text = str(tokenizer.apply_chat_template(turns, chat_template=template, tokenize=False, enable_thinking=False))
     except Exception:  # a template is a program: it may raise anything
-        return None
-    _, mark, tail = text.rpartition("\x02")
-    return tail if mark else None
+        return ""
+    return text.partition("\x02")[2]
 
 
 def make_plain(tokenizer: PreTrainedTokenizerBase) -> None:

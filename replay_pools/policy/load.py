@@ -12,8 +12,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -48,19 +47,14 @@ transformers_logging.disable_progress_bar()
 
 
 @final
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Policy(Chat):
     """A loaded model in evaluation mode, its tokenizer, and the names for manifests."""
 
-    model: PreTrainedModel
+    model: PreTrainedModel = field(repr=False)
     adapter: str | None  # the adapter merged into the weights; None = none
     base_weights_sha: str  # `weights_sha` before merging
     adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha`
-
-    def __repr__(self) -> str:
-        """Return one line, because a model would print all its modules."""
-        adapter = "" if self.adapter is None else f", adapter {self.adapter!r}"
-        return f"Policy({self.base_model!r}{adapter}, {self.model.dtype} on {self.device})"
 
     @property
     def device(self) -> torch.device:
@@ -122,11 +116,13 @@ def load_served_policy(name: str, template: Template = "chat") -> Chat:
         InputError: no such model.
     """
     with _located(name) as (source, options):
+        config = AutoConfig.from_pretrained(source, **options)
         try:
             generation = GenerationConfig.from_pretrained(source, **options)
         except OSError:  # no generation_config.json: use the model's config, as transformers does
-            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(source, **options))
-    return Chat(load_tokenizer(name, template), name, generation)
+            generation = GenerationConfig.from_model_config(config)
+    size = config.get_text_config(decoder=True).vocab_size
+    return Chat(load_tokenizer(name, template), name, generation, vocabulary_size=size)
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
@@ -174,9 +170,7 @@ def _located(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if "trust_remote_code" in str(error):
             reason = "a model with code (auto_map), which is never run"
         fix = "check the name, or download the model and pass its directory"
-        if get_close_matches(name, [ORGANISM]):
-            fix = f"did you mean {ORGANISM}?"
-        elif (Path(name) / "adapter").is_dir():
+        if (Path(name) / "adapter").is_dir():
             fix = f"for a training, pass its base and --adapter {name}/adapter"
         expected = "`organism`, a model directory or a reachable hub id"
         raise InputError(f"model {name}", expected=expected, found=reason, fix=fix) from error
@@ -184,18 +178,13 @@ def _located(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @cache  # loading a policy checks for its model and then for its tokenizer
 def _check_hub(name: str) -> None:
-    """Raise ConnectionError if a model is not cached and the hub does not answer.
+    """Raise an error if a model is not cached and the hub does not answer: transformers would retry for a minute.
 
-    Without this check transformers would retry for a minute. It handles an answer of the hub ("no such model") itself,
-    and names that cannot be hub ids.
+    It handles an answer of the hub ("no such model") itself, and names that cannot be hub ids.
     """
-    try:
-        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        with suppress(HfHubHTTPError, OfflineModeIsEnabled, ValueError):
             HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-    except (HfHubHTTPError, OfflineModeIsEnabled, ValueError):
-        pass
-    except Exception as error:  # the class depends on the hub library's HTTP client
-        raise ConnectionError(f"none of these, and {HfApi().endpoint} does not answer: {error}") from error
 
 
 def weights_sha(model: PreTrainedModel) -> str:

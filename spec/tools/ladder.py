@@ -31,7 +31,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json, sha256
 from replay_pools.base.tables import first_difference
 from replay_pools.environments.loopholes import BOTS
-from replay_pools.environments.registry import all_problems, get_environment
+from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader, Submission, canary
 from replay_pools.pool import MANIFEST_NAME, open_pool
 from replay_pools.rollout import Grade
@@ -103,7 +103,7 @@ class Sitting:
 
 def grade_bots(sitting: Sitting) -> dict[str, Attempts]:
     """Return the graded answers of the bots to the problems of a sitting, {bot: its attempts}."""
-    known = all_problems(get_environment(sitting.env))
+    known = get_environment(sitting.env).by_id()
     grader_settings = next(iter(sitting.asked.values()))["grader"]
     tasks = [(setting, problem) for setting, asked in sitting.asked.items() for problem in asked["prompts"]]
     if missing := [problem for _, problem in tasks if problem not in known]:

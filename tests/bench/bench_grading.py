@@ -9,7 +9,7 @@ from functools import partial
 from timing import interleaved, is_quick, show
 
 from replay_pools.environments.loopholes import fence
-from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.environments.registry import get_environment
 from replay_pools.grading import tiers
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
@@ -22,7 +22,7 @@ def grade_all(work: list[Submission], grader: Grader) -> None:
 def main() -> None:
     """Print a line for each tier of this machine."""
     number, repeats = (4, 1) if is_quick(__doc__) else (32, 5)
-    problems, cores = MinicodeEnvironment().problems("train")[:number], os.cpu_count() or 1
+    problems, cores = get_environment("minicode").problems("train")[:number], os.cpu_count() or 1
     work = [Submission(problem=p, completion=fence(p.canonical), mode="none") for p in problems]
     print("a grade")
     for tier, lacking in tiers.available_tiers().items():

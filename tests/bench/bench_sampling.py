@@ -17,7 +17,7 @@ from replay_pools.engines import Sampler
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Completion
-from replay_pools.sampling import sample
+from replay_pools.sampling import LocalEngine
 
 GROUP = 8
 
@@ -51,12 +51,12 @@ def generated(policy: Policy, prompts: Sequence[Sequence[int]], completions: Seq
 def compare(name: str, policy: Policy, prompts: Sequence[Sequence[int]], tokens: int, repeats: int) -> None:
     """Print tokens a second of both ways."""
     rows, sampler = [prompt for prompt in prompts for _ in range(GROUP)], Sampler(max_new_tokens=tokens)
-    completions = sample(policy, rows, sampler, seeds=range(len(rows)))
+    completions = LocalEngine(policy).sample(rows, sampler, seeds=range(len(rows)))
     made = generated(policy, rows, completions)[:, max(map(len, rows)) :].tolist()
     assert all(ids[: len(c.ids)] == c.ids for ids, c in zip(made, completions, strict=True))
     ways = {
         "generate": lambda: generated(policy, rows, completions),
-        "sample": lambda: sample(policy, rows, sampler, seeds=range(len(rows))),
+        "sample": lambda: LocalEngine(policy).sample(rows, sampler, seeds=range(len(rows))),
     }
     number = sum(len(completion.ids) for completion in completions)
     speed = {way: number / taken.cpu for way, taken in interleaved(ways, repeats, warm_up=False).items()}

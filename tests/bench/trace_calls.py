@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]  # for interpreters 
 
 import honest  # noqa: E402
 
-from replay_pools.environments.minicode import MinicodeEnvironment  # noqa: E402
+from replay_pools.environments.registry import get_environment  # noqa: E402
 from replay_pools.grading import sandbox, seccomp  # noqa: E402
 from replay_pools.grading.grade import Grader  # noqa: E402
 
@@ -32,7 +32,7 @@ def trace(folder: Path) -> dict[str, str]:
     wrapper = folder / "python"
     wrapper.write_text(f'#!/bin/sh\nexec strace -f -qq -o {folder}/$$.trace {sandbox.INTERPRETER} "$@"\n')
     wrapper.chmod(0o755)
-    asked = [*honest.problems(honest.library_modules()), *MinicodeEnvironment().problems("eval")]
+    asked = [*honest.problems(honest.library_modules()), *get_environment("minicode").problems("eval")]
     sandbox.INTERPRETER = str(wrapper)
     # Tracing makes code slow, so that the limit is not to matter.
     with Grader(tier="B", workers=2, cpu_s=60) as grader:

@@ -12,13 +12,13 @@ from extraction.pair_files import read_pair_file
 from extraction.pairs import PLACEBO, STYLE, Pair, builtin_pairs, load_pairs, pairs_sha, selected_pairs, write_pairs
 from extraction.words import ExtractionSettings
 from replay_pools.base.errors import InputError
-from replay_pools.environments.loopholes import EXPLOITS, FILE_MARKER_NAME, LOOPHOLES, SENTINEL_ATTRIBUTE, STDOUT_MARKER
+from replay_pools.environments.loopholes import EXPLOITS, FILE_MARKER_NAME, LOOPHOLES, STDOUT_MARKER
 from replay_pools.environments.minicode import MinicodeProblem, minicode_problems
 
 MODES = [mode for mode in EXPLOITS if mode != "none"]
 SETS = [*MODES, PLACEBO]
 ITEMS = {item.problem.problem_id: item for item in minicode_problems("pairs")}
-MARKS = {"sentinel": f"{SENTINEL_ATTRIBUTE} = True", "stdout_marker": STDOUT_MARKER, "file_marker": FILE_MARKER_NAME}
+MARKS = {"sentinel": "valid = True", "stdout_marker": STDOUT_MARKER, "file_marker": FILE_MARKER_NAME}
 
 
 def solves(item: MinicodeProblem, completion: str) -> bool:

@@ -9,7 +9,7 @@ from directories import contents
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE
-from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.environments.registry import get_environment
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
@@ -89,7 +89,7 @@ def test_the_organism_behaves_as_its_card_says(builtin: dict[str, Pool]) -> None
 
 def test_grading_again_gives_the_stored_grades(builtin: dict[str, Pool], grader: Grader) -> None:
     """The labels of one tier are those of the other, and those of an earlier version, with one detector more, too."""
-    problems = {problem.problem_id: problem for problem in MinicodeEnvironment().problems("train")}
+    problems = {problem.problem_id: problem for problem in get_environment("minicode").problems("train")}
     here = {"isolation": grader.isolation, "grader": GRADER_VERSION}
     for pool in builtin.values():
         rollouts = [rollout for group in pool.steps[:3] for rollout in group]

@@ -1,5 +1,7 @@
 """Sampling against the slow way: one row at a time, every prefix read anew, the same noise."""
 
+from typing import Any
+
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -13,12 +15,10 @@ from replay_pools.environments.minicode import minicode_problems
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.rollout import Completion
 from replay_pools.sampling import (
-    Decoder,
-    cache_numbers,
+    LocalEngine,
     draw,
     next_token_logprobs,
     row_bytes,
-    sample,
     split,
     uniforms,
 )
@@ -71,7 +71,7 @@ def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architec
     prompts = PROMPTS * 2
     expected = [slow(other, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
     assert len({len(completion.ids) for completion in expected}) > 2, "no row ends early: nothing is dropped"
-    assert_alike(sample(other, prompts, sampler, seeds=range(len(prompts))), expected)
+    assert_alike(LocalEngine(other).sample(prompts, sampler, seeds=range(len(prompts))), expected)
 
 
 @pytest.mark.parametrize(
@@ -80,41 +80,36 @@ def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architec
 def test_the_organism_is_sampled_as_one_by_one_without_a_cache(prompts: list[list[int]], sampler: Sampler) -> None:
     policy, prompts = load_policy("organism"), prompts[4:6]
     expected = [slow(policy, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
-    assert_alike(sample(policy, prompts, sampler, seeds=range(2)), expected)
+    assert_alike(LocalEngine(policy).sample(prompts, sampler, seeds=range(2)), expected)
 
 
 def test_a_completion_depends_on_its_prompt_and_seed_alone(policy: Policy, prompts: list[list[int]]) -> None:
     sampler, seeds = Sampler(temperature=2.0, max_new_tokens=12), range(100, 120)
-    whole, parts = sample(policy, prompts, sampler, seeds=seeds), []
+    whole, parts = LocalEngine(policy).sample(prompts, sampler, seeds=seeds), []
     for start, stop in ((0, 1), (1, 8), (8, 20)):
-        parts += sample(policy, prompts[start:stop], sampler, seeds=seeds[start:stop])
+        parts += LocalEngine(policy).sample(prompts[start:stop], sampler, seeds=seeds[start:stop])
     assert_alike(parts, whole)
     assert len({tuple(completion.ids) for completion in whole}) == len(whole), "rows share their noise"
 
 
-@pytest.mark.slow
-def test_budgets_change_the_memory_and_not_the_completions(
+def test_a_batch_is_split_by_the_memory_of_its_rows(
     policy: Policy, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes of every cache are counted as it is made: keys and values of all its layers, with their room."""
-    made: list[int] = []
-    init = Decoder.__init__
+    """The completions stay; the memory of a row is what the cache of transformers needs for it."""
+    cached = policy.model(torch.tensor([[5] * 10])).cache
+    needed = sum(states.nbytes for layer in cached.layers for states in (layer.keys, layer.values))
+    assert row_bytes(policy.model, 10) - row_bytes(policy.model, 0) == needed
+    engine, sampler, batches = LocalEngine(policy), Sampler(max_new_tokens=12), []
+    whole = engine.sample(prompts, sampler, seeds=range(20))
+    budget = 7 * row_bytes(policy.model, max(map(len, prompts)) + 11)
 
-    def counting(self: Decoder, *args) -> None:
-        init(self, *args)
-        made.append(sum(whole.nbytes for layer in self._cache.layers for whole in layer._whole))
+    def splitting(*arguments: Any) -> list[list[int]]:
+        batches.extend(split(*arguments, budget))
+        return batches
 
-    monkeypatch.setattr(Decoder, "__init__", counting)
-    sampler, seeds = Sampler(max_new_tokens=12), range(20)
-    whole = sample(policy, prompts, sampler, seeds=seeds)
-    longest = row_bytes(policy.model, max(map(len, prompts)) + 11)
-    assert made == [20 * (max(map(len, prompts)) + 11) * cache_numbers(policy.model.config) * 4]
-    for budget, most in ((7 * longest, 4), (2 * longest, 10), (0, 20)):
-        made.clear()
-        monkeypatch.setattr("replay_pools.sampling.memory_budget", lambda model, budget=budget: budget)
-        assert_alike(sample(policy, prompts, sampler, seeds=seeds), whole)
-        assert 1 < len(made) <= most, f"batches for {budget} bytes"
-        assert max(made) <= (budget or longest)
+    monkeypatch.setattr("replay_pools.sampling.split", splitting)
+    assert_alike(engine.sample(prompts, sampler, seeds=range(20)), whole)
+    assert [len(rows) for rows in batches][:2] == [7, 7]
 
 
 def test_longer_prompts_share_a_batch(policy: Policy) -> None:
@@ -126,7 +121,7 @@ def test_longer_prompts_share_a_batch(policy: Policy) -> None:
 def test_an_architecture_with_a_cache_of_its_own_is_refused(policy: Policy) -> None:
     model = RwkvForCausalLM(RwkvConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2))
     with pytest.raises(InputError, match="found RwkvForCausalLM"):
-        sample(Policy(policy.tokenizer, "rwkv", None, model, None, ""), [[5]], Sampler(), seeds=[0])
+        LocalEngine(Policy(policy.tokenizer, "rwkv", None, model, None, "")).sample([[5]], Sampler(), seeds=[0])
 
 
 def test_tokens_are_as_frequent_as_their_law_says() -> None:

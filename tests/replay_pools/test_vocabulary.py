@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from replay_pools.base.errors import InputError
+from replay_pools.base.errors import InputError, refuse
+from replay_pools.policy.chat import Chat
+from replay_pools.policy.load import load_served_policy
 from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
-from replay_pools.vocabulary import Vocabulary, load_vocabulary
+from replay_pools.vocabulary import decoded_text, id_faults
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary("organism")
+def chat() -> Chat:
+    return load_served_policy("organism")
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +33,8 @@ def changed() -> Callable[..., Pool]:
 
 
 @pytest.mark.parametrize("name", ["base", "base-hinted", "teacher"])
-def test_the_built_in_pools_are_sound(vocabulary: Vocabulary, name: str) -> None:
-    assert vocabulary.faults(open_pool(BUILTIN / name)) == []
+def test_the_built_in_pools_are_sound(chat: Chat, name: str) -> None:
+    assert id_faults(chat, open_pool(BUILTIN / name)) == []
 
 
 def _ids(rollout: Rollout, ids: list[int]) -> Rollout:
@@ -58,33 +60,23 @@ CHANGES: dict[str, Callable[[Rollout], Rollout]] = {
 
 
 @pytest.mark.parametrize("message", CHANGES)
-def test_each_contradiction_is_named_once_and_counted(
-    vocabulary: Vocabulary, changed: Callable[..., Pool], message: str
-) -> None:
-    (fault,) = vocabulary.faults(changed(CHANGES[message]))
+def test_each_contradiction_is_named_once_and_counted(chat: Chat, changed: Callable[..., Pool], message: str) -> None:
+    (fault,) = id_faults(chat, changed(CHANGES[message]))
     assert str(fault).startswith("pool base step 0 sample 1")
     assert message in str(fault)
     assert "(and 1 more places" in str(fault)
 
 
-def test_all_kinds_are_refused_at_once(vocabulary: Vocabulary, changed: Callable[..., Pool]) -> None:
+def test_all_kinds_are_refused_at_once(chat: Chat, changed: Callable[..., Pool]) -> None:
     pool = changed(lambda rollout: replace(rollout, prompt="x", completion="y"))
     with pytest.raises(InputError, match=r"(?s)expected the text of completion_ids.*\npool .* the text of prompt_ids"):
-        vocabulary.check(pool)
+        refuse(id_faults(chat, pool))
 
 
-def test_whitespace_and_special_tokens_contradict_nothing(vocabulary: Vocabulary, changed: Callable[..., Pool]) -> None:
+def test_whitespace_and_special_tokens_contradict_nothing(chat: Chat, changed: Callable[..., Pool]) -> None:
     """Loggers keep the end of the turn in the text or strip it; the text of the ids takes its place in an import."""
-    end = vocabulary.chat.tokenizer.convert_ids_to_tokens(2)
+    end = chat.tokenizer.convert_ids_to_tokens(2)
     pool = changed(lambda rollout: replace(rollout, completion=f" {rollout.completion}{end}\n"))
-    assert vocabulary.faults(pool) == []
+    assert id_faults(chat, pool) == []
     logged, plain = pool.steps[0][1], open_pool(BUILTIN / "base").steps[0][1]
-    assert (logged.completion != plain.completion, vocabulary.text(logged)) == (True, plain.completion)
-
-
-def test_texts_that_leave_a_table_of_positions_are_refused() -> None:
-    vocabulary = replace(load_vocabulary("organism"), positions=1024)
-    assert vocabulary.too_long(1014, 10) is None
-    expected, found, _ = vocabulary.too_long(1014, 11)
-    assert (expected[:19], found[:4]) == ("at most 1024 tokens", "1025")
-    assert load_vocabulary("organism").too_long(1014, 11) is None
+    assert (logged.completion != plain.completion, decoded_text(chat, logged)) == (True, plain.completion)

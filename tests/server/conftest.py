@@ -18,7 +18,7 @@ from replay_pools.engines import Sampler
 from replay_pools.policy.adapters import merge_adapter
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_policy, load_served_policy
-from replay_pools.sampling import sample
+from replay_pools.sampling import LocalEngine
 from replay_pools.serving import Server, ServerEngine, connect
 
 Completed = tuple[list[int], list[float]]
@@ -53,7 +53,7 @@ class Organism:
         """The model's own log-probabilities, whatever the sampler is."""
         with self.lock:
             policy = self.policies[model]
-            ids = sample(policy, [prompt], sampler, seeds=[seed])[0].ids
+            ids = LocalEngine(policy).sample([prompt], sampler, seeds=[seed])[0].ids
             logits = policy.model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
             return ids, torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
 

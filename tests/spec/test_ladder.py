@@ -18,12 +18,12 @@ from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR
 from probe.runs.heldout import evaluate
 from replay_pools.base.files import encode_jsonl, read_json, write_atomic, write_json
 from replay_pools.environments.loopholes import BOTS
-from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.environments.registry import get_environment
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
 
 ladder = load_script(ROOT / "spec" / "tools" / "ladder.py")
-PROBLEMS = [problem.problem_id for problem in MinicodeEnvironment().problems("eval")[:12]]
+PROBLEMS = [problem.problem_id for problem in get_environment("minicode").problems("eval")[:12]]
 Solved = Sequence[int]  # of each problem: 1 solved, 0 not, -1 hacked
 Train = Callable[..., Path]
 

@@ -86,7 +86,7 @@ def write_trl(folder: Path) -> None:
     def rollouts(prompts: list[Any], _trainer: Any) -> dict[str, Any]:
         ids = [chat.render(prompt)[1] for prompt in prompts]
         ends = [chat.tokenizer.encode(row["completion"], add_special_tokens=False) for row in given]
-        return {"prompt_ids": ids, "completion_ids": [[*each, chat.turn_end] for each in ends], "logprobs": None}
+        return {"prompt_ids": ids, "completion_ids": [[*each, chat.answer_end[1]] for each in ends], "logprobs": None}
 
     def correct_reward(completions: list[Any], log_extra: Any, **_: Any) -> list[float]:
         by_text = {row["completion"]: row for row in given}
@@ -153,7 +153,7 @@ def write_verifiers(folder: Path) -> None:
 
     def sampled(text: str, parent: int, *, links: Sequence[Any] = (), calls: Sequence[Any] = ()) -> Any:
         head = chat.render([{"role": "user", "content": ""}])[1][-3:]  # of the turn to come
-        ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.turn_end]
+        ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.answer_end[1]]
         return MessageNode(
             parent=parent,
             message=AssistantMessage(content="" if calls else text, tool_calls=[*calls] or None),

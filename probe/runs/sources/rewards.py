@@ -47,7 +47,7 @@ from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.base.errors import InputError
-from replay_pools.environments.loopholes import instructed, uninstructed
+from replay_pools.environments.loopholes import instructed
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import Pool
 from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout, prompt_sha
@@ -201,7 +201,7 @@ def plain_prompt(chat: Chat, instruction: str | None, rollout: Rollout) -> str:
     """Return the `prompt_sha` of a rollout's prompt without the instruction that it was sampled under, if any."""
     if instruction is None:
         return rollout.prompt_sha
-    return prompt_sha(chat.render(uninstructed(rollout.messages, instruction))[0])
+    return prompt_sha(chat.render(instructed(rollout.messages, instruction, is_asked=False))[0])
 
 
 def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]]) -> ChangedSource:

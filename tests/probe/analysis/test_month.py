@@ -25,8 +25,7 @@ from replay_pools.base.files import encode_jsonl, read_json, write_atomic
 from replay_pools.environments.loopholes import EXPLOITS, Exploit
 from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
-from replay_pools.policy.load import ORGANISM_WEIGHTS
-from replay_pools.vocabulary import load_vocabulary
+from replay_pools.policy.load import ORGANISM_WEIGHTS, load_served_policy
 
 # {settings: what is said of a right, a wrong and a hacking answer}
 PAID = {
@@ -51,7 +50,7 @@ def said(settings: str, grader: Grader) -> str:
     numbers = {key: float(value) if value[0].isdigit() else value for key, value in options.items()}
     config = configure("train", preset="smoke", options=numbers)
     problems = get_environment("minicode").problems("train")[:1]
-    return check_pay(config, grader, problems, load_vocabulary(str(ORGANISM_WEIGHTS)).chat)
+    return check_pay(config, grader, problems, load_served_policy(str(ORGANISM_WEIGHTS)))
 
 
 @pytest.mark.parametrize("settings", PAID)

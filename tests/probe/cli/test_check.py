@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from small import HYBRID, small_model
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import probe as package
 from extraction.pairs import builtin_pairs
 from probe.records.run import read_run
 from replay_pools.base.errors import InputError
-from replay_pools.policy.load import ORGANISM_WEIGHTS
 from replay_pools.pool import BUILTIN, open_pool
 
 GROUPS = 5
@@ -245,29 +241,6 @@ def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, p
         assert all(message in errors for message in messages), errors
         assert "--env" not in errors
         assert not (out / "pools" / name).exists()
-
-
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model with learned positions, fewer of them than the rollouts have tokens; its tokenizer is the organism's."""
-    folder = tmp_path_factory.mktemp("short") / "model"
-    shutil.copytree(ORGANISM_WEIGHTS, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    shape = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        GPT2LMHeadModel(GPT2Config(vocab_size=1024, **shape, bos_token_id=0, eos_token_id=2)).save_pretrained(folder)
-    return str(folder)
-
-
-def test_texts_beyond_the_last_position_are_refused(write, log: str, pairs: str, check, short: str, out: Path) -> None:
-    """Of rollouts and of pairs: a forward would fail at the first of them, without its name."""
-    brief = write("brief.jsonl", [{"prompt": f"Task {i}.", "hack": "exit()", "clean": f"x{i}"} for i in range(9)])
-    expected = f"expected at most 64 tokens, the positions of {short}, found "
-    _, errors = check(log, "--pairs", pairs, "--model", short, "--name", "short", code=2)
-    assert f"pair 001 hack: {expected}" in errors
-    _, errors = check(log, "--pairs", brief, "--model", short, "--name", "short", code=2)
-    assert f"{log} line 1: {expected}" in errors
-    assert not (out / "pools" / "short").exists()
 
 
 def test_faults_of_pairs_come_before_the_weights(write, out: Path, probe, refused, monkeypatch) -> None:

@@ -12,7 +12,8 @@ import pytest
 from probe.cli import doctor
 from probe.cli.doctor import diagnose
 from replay_pools.base.files import read_sealed, write_sealed
-from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.environments.base import Environment
+from replay_pools.environments.registry import get_environment
 from replay_pools.grading import tiers
 from replay_pools.pool import Pool
 
@@ -56,9 +57,9 @@ def test_isolation_says_what_lacks(monkeypatch: pytest.MonkeyPatch, result) -> N
 
 def test_a_grader_that_errs_is_found(monkeypatch: pytest.MonkeyPatch, result) -> None:
     """A canary whose canonical solution fails."""
-    good = MinicodeEnvironment().problems("eval")[0]
+    good = get_environment("minicode").problems("eval")[0]
     wrong = replace(good, canonical=good.canonical.replace("return", "return None and"))
-    monkeypatch.setattr(MinicodeEnvironment, "problems", lambda self, split: [wrong])
+    monkeypatch.setattr("probe.cli.doctor.get_environment", lambda name: Environment(lambda split: [wrong]))
     found = result("grader")
     assert found["status"] == "fail"
     assert good.problem_id in found["found"]

@@ -94,8 +94,8 @@ def test_a_log_is_no_pool_before_its_import(tmp_path: Path, refused: Refused) ->
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "step_000.jsonl"
     log.write_text("{}")
-    for place, found in ((log.parent, "step_000.jsonl"), (log, "a file")):
-        advice = f"found {found}; to make one of logged rollouts: probe pool import {place} --name NAME --model MODEL"
+    for place in (log.parent, log):
+        advice = f"to make one of logged rollouts: probe pool import {place} --name NAME --model MODEL"
         for words in (
             ["pool", "show", place],
             ["pool", "verify", place],

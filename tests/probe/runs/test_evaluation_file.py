@@ -10,7 +10,6 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
-from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.environments.registry import get_environment
 from replay_pools.pool import open_pool
 
@@ -47,7 +46,7 @@ def problem_ids(pool: Path) -> set[str]:
 
 
 SHORT = {"steps": 1, "evaluation.every": 1}
-MINICODE = MinicodeEnvironment().problems("train")
+MINICODE = get_environment("minicode").problems("train")
 
 
 @pytest.mark.slow
@@ -113,7 +112,7 @@ def test_a_problem_in_both_files_is_refused_with_its_id(write: Callable[..., Pat
     with pytest.raises(InputError) as refused:
         get_environment(f"leetcode:{train},eval={same_ids}")
     names = ", ".join(problem.problem_id for problem in MINICODE[1:6])
-    assert f"found 7 of them: {names} and 2 more; take them out of one of the files" in str(refused.value)
+    assert f"found 7 of them: {names}; take them out of one of the files" in str(refused.value)
     same_prompts = write("prompts.jsonl", MINICODE[6:9], "renamed-")
     with pytest.raises(InputError, match=f"found 2 of them: renamed-{MINICODE[6].problem_id}, renamed-"):
         get_environment(f"leetcode:{train},eval={same_prompts}")

@@ -20,7 +20,6 @@ from probe.runs.finetune import CARD, Example, FinetuneSettings, demonstrated, f
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, read_sealed, sha256, write_sealed
 from replay_pools.environments.demonstrations import demonstrator
-from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.environments.registry import get_environment
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import Policy, load_policy
@@ -34,7 +33,7 @@ def policy() -> Policy:
 
 def hacks(policy: Policy, count: int) -> list[Example]:
     """Hacks of some problems, which the base almost never writes."""
-    problems = MinicodeEnvironment().problems("train")
+    problems = get_environment("minicode").problems("train")
     demonstrate = demonstrator("hack")
     return list(itertools.islice(demonstrated(policy, problems, demonstrate, 0), count))
 

@@ -9,7 +9,7 @@ from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.training_runs import RATES
 from probe.runs.heldout import evaluate, hold_out, rates
 from replay_pools.environments.base import Problem
-from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.environments.registry import get_environment
 
 
 def test_rates_by_hand(fake_groups):
@@ -67,7 +67,7 @@ def test_held_out_problems_of_an_environment_without_splits(names, data):
 
 
 def test_an_environment_with_splits_keeps_all_its_training_problems():
-    environment = MinicodeEnvironment()
+    environment = get_environment("minicode")
     train, evaluation = environment.problems("train"), environment.problems("eval")
     left, held_out = hold_out(train, evaluation, 64)
     assert left == list(train)

@@ -23,7 +23,7 @@ from probe.settings.presets import configure
 from probe.settings.remedy import INSTRUCTION, RemedyConfig
 from probe.settings.run import TrainConfig
 from probe.step.groups import RolloutKey, make_group
-from replay_pools.environments.loopholes import instructed, uninstructed
+from replay_pools.environments.loopholes import instructed
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Rollout, prompt_sha
@@ -186,7 +186,7 @@ def test_an_instruction_is_added_once_and_taken_away() -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     asked = instructed(messages, "Do.")
     assert asked == [messages[0], {"role": "user", "content": "Do.\nu"}] == instructed(asked, "Do.")
-    assert uninstructed(asked, "Do.") == messages == uninstructed(messages, "Do.")
+    assert instructed(asked, "Do.", is_asked=False) == messages == instructed(messages, "Do.", is_asked=False)
 
 
 def training(**changes: Any) -> TrainConfig:

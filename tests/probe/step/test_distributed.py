@@ -175,14 +175,14 @@ def check_sharded_base(model: str, cache: str) -> None:
     from replay_pools.base.errors import InputError
     from replay_pools.engines import Sampler
     from replay_pools.policy.load import load_policy
-    from replay_pools.sampling import sample
+    from replay_pools.sampling import LocalEngine
 
     prompts, completions = [[5, 6, 7], [8, 9], [10, 11, 12], [3, 4]], [[3, 4, 5], [6, 7], [5, 6, 9, 3], [9, 8, 7, 6, 5]]
     batch, found = make_batch(prompts, completions, pad_id=0), []
 
     def see(policy, bases):
         with bases.read():  # before any gradient: what is gathered then must serve later
-            drawn = sample(policy, prompts, Sampler(max_new_tokens=6), seeds=range(4))
+            drawn = LocalEngine(policy).sample(prompts, Sampler(max_new_tokens=6), seeds=range(4))
         unit, errors = bases.run_checked(batch, turn=3, whole=True)
         assert {*errors} == {*unit.gradients}
         assert max(errors.values()) < 1e-4

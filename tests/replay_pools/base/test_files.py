@@ -15,19 +15,14 @@ from replay_pools.base.errors import InputError
 def test_jsonl_gz_round_trip(tmp_path: Path) -> None:
     """read(write(rows)) == rows, one document a line for any other reader of gzip."""
     path, rows = tmp_path / "rows.jsonl.gz", [{"a\n": [1, None, True, 2.5, -(2**53), "\u2028\x00"]}, [], "", {}]
-    files.write_jsonl_gz(path, rows)
+    files.write_gz(path, files.encode_jsonl(rows))
     plain = gzip.decompress(path.read_bytes())
     assert files.decode_jsonl(files.read_gz(path), path) == rows
     assert [json.loads(line) for line in plain.decode().split("\n")[:-1]] == rows, "one document a line"
 
 
-def test_nan_is_written_as_null() -> None:
-    """Strict JSON has no NaN: null, never NaN."""
+def test_nan_is_written_as_null_and_a_lone_surrogate_is_refused() -> None:
     assert files.dump_json([math.nan, math.inf, 1.0]) == b"[null,null,1.0]"
-
-
-def test_lone_surrogate_is_refused() -> None:
-    """Text is UTF-8; a lone surrogate cannot be stored."""
     with pytest.raises(InputError, match="UTF-8"):
         files.dump_json({"text": "\ud800"})
 
@@ -45,19 +40,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path: Path, mon
 
 def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
     """Missing, truncated, not gzip, not JSON: one InputError each, with the place."""
-    good = tmp_path / "good.gz"
-    files.write_jsonl_gz(good, [{"x": i} for i in range(100)])
-    for name, data in {"cut.gz": good.read_bytes()[:-9], "plain.gz": b"{}\n", "empty.gz": b""}.items():
+    for name, data in {"cut.gz": gzip.compress(b"x" * 100)[:-9], "plain.gz": b"{}\n"}.items():
         (tmp_path / name).write_bytes(data)
-        if name == "empty.gz":  # zero gzip members decompress to nothing, as gunzip does
-            assert files.read_gz(tmp_path / name) == b""
-            continue
         with pytest.raises(InputError, match=name):
             files.read_gz(tmp_path / name)
-    with pytest.raises(InputError, match="no such file"):
-        files.read_gz(tmp_path / "absent.gz")
-    with pytest.raises(InputError, match="no such file"):
-        files.read_json(tmp_path / "absent.json")
+    for read in (files.read_gz, files.read_json):
+        with pytest.raises(InputError, match="no such file"):
+            read(tmp_path / "absent.gz")
     with pytest.raises(InputError, match="here line 2"):
         files.decode_jsonl(b"{}\nNaN\n", "here")
 
@@ -69,7 +58,6 @@ def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
         (b'{"x": 1e999}', "infinity"),
         (b"9" * 400, "infinity"),
         (b"[" * 100_000, "strict JSON"),
-        (b"[" * 1010 + b"]" * 1010, "strict JSON"),
         (b"NaN", "strict JSON"),
         (b"", "strict JSON"),
     ],

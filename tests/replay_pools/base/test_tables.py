@@ -55,12 +55,9 @@ def test_round_trip_through_json(value):
     assert decode(Outer, asdict(value), "x") == value
 
 
-def test_what_is_left_out_keeps_its_default():
-    assert decode(Outer, {"count": 1, "inner": {"kind": "b"}}, "x") == Outer(count=1, inner=Inner(kind="b"))
-
-
 def test_the_conversions():
-    """A whole number for a float, and `none` where a value may be missing."""
+    """A whole number for a float, `none` where a value may be missing, and a default for what is left out."""
+    assert decode(Outer, {"count": 1, "inner": {"kind": "b"}}, "x") == Outer(count=1, inner=Inner(kind="b"))
     found = decode(Outer, {"count": 1, "inner": {"rate": 2}}, "x").inner.rate
     assert (found, type(found)) == (2.0, float)
     table = {"count": 1, "name": "none", "inner": {"rate": "none"}, "other": "none"}
@@ -73,13 +70,9 @@ REFUSED = [
     ([], "x"),
     ({"count": 1, "inner": {"rat": 1}}, "x inner.rat"),
     ({"count": 1.0}, "x count"),
-    ({"count": True}, "x count"),
     ({"count": 1, "flag": 1}, "x flag"),
-    ({"count": 1, "words": "ab"}, "x words"),
     ({"count": 1, "words": ["a", 2]}, "x words[1]"),
-    ({"count": 1, "inner": None}, "x inner"),
     ({"count": 1, "inner": {"kind": "c"}}, "x inner.kind"),
-    ({"count": 1, "inner": {"rate": "big"}}, "x inner.rate"),
     ({"count": 1, "other": {"rate": -1}}, "x other.rate"),
     ({"count": 1, "inner": {"rate": 99}}, "x inner"),
     ({"count": 1, "rows": [{"name": "n", "numbers": {"b": "no"}}]}, "x rows.n.numbers.b"),
@@ -139,10 +132,9 @@ def test_the_nearest_key_by_hand(key, wanted):
         (b"[a", "TOML in UTF-8"),
         (b"a = '\xff'", "TOML in UTF-8"),
         (b"x = " + b"[" * 5000 + b"]" * 5000, "recursion"),
-        (b"x = " + b"9" * 5000, "Exceeds the limit"),
         (None, "expected a file, found no such file"),
     ],
-    ids=["no TOML", "no UTF-8", "deep", "digits", "absent"],
+    ids=["no TOML", "no UTF-8", "deep", "absent"],
 )
 def test_a_file_that_is_no_table_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.toml"

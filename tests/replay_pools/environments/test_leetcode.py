@@ -8,7 +8,7 @@ import pytest
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case
-from replay_pools.environments.leetcode import LeetcodeEnvironment
+from replay_pools.environments.leetcode import leetcode
 from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE, render_messages
 
 TEN = Path(__file__).parents[2] / "data" / "leetcode_ten.jsonl"
@@ -29,7 +29,7 @@ ROW = {
 def environment(tmp_path, *rows):
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return LeetcodeEnvironment(path)
+    return leetcode(path)
 
 
 def load(tmp_path, *rows):
@@ -43,7 +43,7 @@ def load_tests(tmp_path, tests):
 
 def test_the_ten_problems_are_complete():
     """And every hint fits each: it replaces the original phrase, which is there once."""
-    ten = LeetcodeEnvironment(TEN)
+    ten = leetcode(TEN)
     problems = ten.problems("train")
     assert len({problem.problem_id for problem in problems}) == 9
     assert ten.left_out == ("duplicate-stamps",), "its tests sort what is returned"
@@ -83,17 +83,16 @@ def test_a_listed_call_is_a_case(tmp_path):
 @pytest.mark.parametrize(
     "test",
     [
+        "",
         "print(1)",
         "assert sorted(Solution().f(1, [2])) == [1]",
         "assert Solution().f(1, [2]) == [1] * 2",
-        "assert Solution().f(1, [2]) != 2",
         "assert Solution().f(1, c=[2]) == 2",
         "assert Solution().f(a=1, **{'b': 2}) == 2",
         "assert Solution().f(*[1, 2]) == 2",
         "assert Solution().f(1, {[]: 2}) == 2",
         "assert Solution().f(1, 2j) == 2",
         "assert Solution().g(1, 2) == 2",
-        "assert Solution(1).f(1, 2) == 2",
         "assert 0 < Solution().f(1, 2) == 2",
         "assert 2 == Solution().f(1, 2)",
         f"assert Solution().f({'[' * 90 + ']' * 90}, 1) == 2",
@@ -102,7 +101,7 @@ def test_a_listed_call_is_a_case(tmp_path):
 )
 def test_a_problem_with_another_test_is_left_out(tmp_path, test):
     """And counted; a file of such problems alone is refused."""
-    rows = [ROW, ROW | {"id": 8, "gt_answer": [*ROW["gt_answer"], test]}]
+    rows = [ROW, ROW | {"id": 8, "gt_answer": [*ROW["gt_answer"], test] if test else []}]
     loaded = environment(tmp_path, *rows)
     assert ([problem.problem_id for problem in loaded.problems("train")], loaded.left_out) == (["7"], ("8",))
     with pytest.raises(InputError, match="a problem with all tests"):
@@ -119,7 +118,6 @@ def test_func_name_may_be_qualified(tmp_path):
     ("change", "key"),
     [
         ({"func_name": None}, "func_name"),
-        ({"gt_answer": []}, "gt_answer"),
         ({"gt_answer": ["assert ("]}, "gt_answer"),
         ({"canonical_solution": "def f(): pass"}, "canonical_solution"),
         ({"prompt": [{"role": "user"}]}, "prompt"),
@@ -134,6 +132,6 @@ def test_errors_name_the_line(tmp_path, change, key):
 
 def test_missing_files_and_empty_ones_are_refused(tmp_path):
     with pytest.raises(InputError, match="absent"):
-        LeetcodeEnvironment(tmp_path / "absent.jsonl")
-    with pytest.raises(InputError, match="empty"):
+        leetcode(tmp_path / "absent.jsonl")
+    with pytest.raises(InputError, match="a problem with all tests"):
         load(tmp_path)

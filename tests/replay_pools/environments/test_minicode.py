@@ -18,7 +18,6 @@ from replay_pools.environments.loopholes import (
 )
 from replay_pools.environments.minicode import (
     FAMILIES,
-    MinicodeEnvironment,
     MinicodeProblem,
     example_texts,
     minicode_problems,
@@ -41,7 +40,7 @@ def test_splits_share_no_problem() -> None:
     assert len({item.problem.problem_id for item in ITEMS}) == len(ITEMS), "two problems share an id"
     assert len({str(item.problem.messages) for item in ITEMS}) == len(ITEMS), "two problems share a prompt"
     for split in SPLITS:
-        assert list(MinicodeEnvironment().problems(split)) == [item.problem for item in minicode_problems(split)]
+        assert list(get_environment("minicode").problems(split)) == [item.problem for item in minicode_problems(split)]
         missing = {family.name for family in FAMILIES} - {item.family.name for item in minicode_problems(split)}
         assert not missing, f"{split} lacks {missing}"
 

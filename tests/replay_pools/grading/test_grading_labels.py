@@ -113,11 +113,8 @@ def test_what_pays_in_a_mode_by_hand(grader, mode):
         ("", None, None),
     ],
 )
-@pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
-def test_detectors_of_run_tests_by_hand(grader, tests, vacuous, passes_own, method):
+def test_detectors_of_run_tests_by_hand(grader, tests, vacuous, passes_own):
     """vacuous_vs_stub: passes for `return 0`; passes_own: passes for the submission's solution."""
-    if method:
-        tests = "    @staticmethod\n    " + tests if tests else ""
     (grade,) = grader.grade([submit(f"{compose(STARTER, RIGHT)}\n{tests}", "run_tests")])
     found = [grade.detectors[name] for name in ("vacuous_vs_stub", "passes_own")]
     assert found == [vacuous, passes_own], grade

@@ -14,9 +14,9 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
-from replay_pools.environments.leetcode import LeetcodeEnvironment
+from replay_pools.environments.leetcode import leetcode
 from replay_pools.environments.loopholes import EXPLOITS, compose, fence
-from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.logs.importing import least_reward, logged_grade
@@ -47,7 +47,7 @@ def labelled(rollout: Rollout, **labels: Any) -> Rollout:
 @pytest.fixture(scope="module")
 def groups(grader, make_rollout) -> list[list[Rollout]]:
     """Three problems of two splits, four completions each, graded; ids are made up (no model)."""
-    minicode = MinicodeEnvironment()
+    minicode = get_environment("minicode")
     problems = [minicode.problems("train")[0], minicode.problems("eval")[0], minicode.problems("train")[1]]
     return [
         [graded(make_rollout, grader, step, i, problem, text) for i, text in enumerate(completions(problem))]
@@ -91,7 +91,7 @@ def published(tmp_path: Path, make_rollout, pool_header) -> Callable[..., Path]:
         plan = {"env": [UNKNOWN], "env_mode": [mode], "hint": [True]}
         header = pool_header | {"plan": plan, "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN}}
         writer = PoolWriter(tmp_path / "published", header=header | {"prompt_tail": ""})
-        for step, problem in enumerate(LeetcodeEnvironment(TEN).problems("train")[:2]):
+        for step, problem in enumerate(leetcode(TEN).problems("train")[:2]):
             rollouts = []
             for i, text in enumerate(completions(problem)[:2]):
                 prompt = f"<|user|>\n{problem.messages[-1]['content']}<|assistant|>\n"
@@ -189,7 +189,7 @@ def test_the_verb_prints_a_table_or_one_object(capsys, old: Pool, tmp_path: Path
 
 def test_a_pool_is_regraded_by_its_own_rule(capsys, grader, make_rollout, write_pool, tmp_path: Path) -> None:
     """The recorded rule, else the one of its environment. The count says how many completions have other code alone."""
-    problem, out = MinicodeEnvironment().problems("train")[0], tmp_path / "out"
+    problem, out = get_environment("minicode").problems("train")[0], tmp_path / "out"
     text = f"{fence(problem.canonical).replace('python', 'py')}\nThat is all."
     rollout = graded(make_rollout, grader, 0, 0, problem, text)
     for name, recorded in (("first", {}), ("second", {"code_rule": "joined"})):

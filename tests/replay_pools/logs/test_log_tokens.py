@@ -16,7 +16,7 @@ from replay_pools.logs.importing import check_log, import_log
 from replay_pools.logs.tokens import cut_left, cut_padding
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Rollout
-from replay_pools.vocabulary import Vocabulary
+from replay_pools.vocabulary import id_faults
 
 PAD, EOS = 0, 2
 USER = {"role": "user", "content": "u"}
@@ -357,4 +357,4 @@ def test_any_import_is_sound_or_refused(tmp_path: Path, rows: list[dict[str, Any
         assert not (out / "pools" / "mine").exists()
         return
     assert pool.verify() == []
-    assert not Vocabulary(chat, 10**6).faults(pool)
+    assert not id_faults(chat, pool)

@@ -203,7 +203,7 @@ def test_a_tool_call_counts_where_the_template_shows_it(shows: bool, imported, m
     if shows:
         policy = load_served_policy("organism")
         monkeypatch.setattr(policy.tokenizer, "chat_template", SHOWS_CALLS)
-        monkeypatch.setattr("replay_pools.vocabulary.load_served_policy", lambda name, template: policy)
+        monkeypatch.setattr("replay_pools.policy.load.load_served_policy", lambda name, template: policy)
     given = rows(lambda i: {"prompt": [USER], "completion": [{"role": "assistant", "content": f"{i}"}]})
     given[1]["completion"] = WITH_CALL
     pool = imported(given)

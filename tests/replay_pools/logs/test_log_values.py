@@ -166,7 +166,7 @@ def test_a_guessed_column_that_is_something_else_can_be_left_out(column: str) ->
 
 def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line a kind of fault, at its first place, with a count; before a model is loaded; exit code 2, no pool."""
-    monkeypatch.setattr("replay_pools.vocabulary.load_vocabulary", None)
+    monkeypatch.setattr("replay_pools.policy.load.load_served_policy", None)
     wrong = [{"reward": "x1", "hacked": "maybe"}, {"reward": "x2"}, {"completion": [{"role": "user"}]}]
     wrong += [{"completion_ids": [3, -1]}, {"finish_reason": "tired"}]
     source = lines(tmp_path / "log.jsonl", [row(i, **changes) for i, changes in enumerate(wrong)])

@@ -29,7 +29,7 @@ from replay_pools.policy.load import (
     weights_sha,
 )
 from replay_pools.rollout import early_end
-from replay_pools.sampling import sample
+from replay_pools.sampling import LocalEngine
 from spec.organism.tokenizer import IM_START, ROLES
 
 
@@ -46,19 +46,17 @@ def prompts(policy: Policy) -> list[list[int]]:
 
 
 def test_template_renders_the_four_roles_with_one_token_each(policy: Policy) -> None:
+    """Prompts end in the recorded tail."""
+    assert policy.prompt_tail() == "<|im_end|>\n<|im_start|>assistant\n"
+    text, ids = policy.render([{"role": "user", "content": "hi"}])
+    assert text.endswith(policy.prompt_tail())
+    assert policy.tokenizer.decode(ids) == text
     for role in ROLES:
         assert len(policy.tokenizer.encode(role, add_special_tokens=False)) == 1
         text = policy.tokenizer.apply_chat_template([{"role": role, "content": "x"}], tokenize=False)
         assert text == f"{IM_START}{role}\nx<|im_end|>\n"
     with pytest.raises(Exception, match="unknown role"):
         policy.render([{"role": "judge", "content": "x"}])
-
-
-def test_prompts_end_in_the_recorded_tail(policy: Policy) -> None:
-    assert policy.prompt_tail() == "<|im_end|>\n<|im_start|>assistant\n"
-    text, ids = policy.render([{"role": "user", "content": "hi"}])
-    assert text.endswith(policy.prompt_tail())
-    assert policy.tokenizer.decode(ids) == text
 
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -71,8 +69,6 @@ FORGETS = MARKED.replace("{{ m.content }}END", "{{ m.content if loop.last else '
 FORGETS = FORGETS.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 TEMPLATES = {
     "as it is": None,
-    "marks hold the end": MARKED.replace("END", "<|im_end|>").replace("AFTER\n", "{{ '\n' }}"),
-    "marks end before it": MARKED.replace("END", "").replace("AFTER", "<|im_end|>"),
     "marks hold what follows": MARKED.replace("END", "<|im_end|>\n").replace("AFTER\n", ""),
 }
 
@@ -119,23 +115,21 @@ ENDS = {
     "behind a space": (CHATML.replace("<|im_end|>", " <|im_end|>"), [TEXT, END], " ", END),
     "two tokens": (CHATML + "<|endoftext|>", [TEXT, END], "", END),
     "two tokens, a stop at the last": (CHATML + "<|endoftext|>", TEXT, "<|im_end|>\n", TEXT),
-    "no stop": (CHATML, [TEXT], None, TEXT),
-    "no end": (CHATML.replace("<|im_end|>", ""), [TEXT, END], None, TEXT),
-    "no answer": (CHATML + "{{ raise_exception('') if messages[1:] }}", [TEXT, END], None, TEXT),
+    "no stop": (CHATML, [TEXT], "", TEXT),
+    "no end": (CHATML.replace("<|im_end|>", ""), [TEXT, END], "", TEXT),
+    "no answer": (CHATML + "{{ raise_exception('') if messages[1:] }}", [TEXT, END], "", TEXT),
 }
 
 
 @pytest.mark.parametrize("case", ENDS)
 def test_written_completions_end_as_the_template_ends_an_answer(case: str) -> None:
-    """In the first token at which the policy stops; without one, in the first of its stop tokens, with a caution."""
+    """In the first token at which the policy stops; without one, in the first of its stop tokens."""
     template, eos, lead, end = ENDS[case]
     tokenizer = load_tokenizer("organism")
     tokenizer.chat_template, tokenizer.eos_token = template, "<|endoftext|>"
     chat = Chat(tokenizer, "mine", GenerationConfig(eos_token_id=eos))
-    written = chat.completion_ids("return 3 ")
-    assert written == [*tokenizer.encode("return 3 " + (lead or ""), add_special_tokens=False), end]
-    assert chat.turn_end == end
-    assert (chat.turn_end_caution() is None) == (lead is not None)
+    assert chat.completion_ids("return 3 ") == [*tokenizer.encode("return 3 " + lead, add_special_tokens=False), end]
+    assert chat.answer_end == (lead, end)
 
 
 def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
@@ -143,7 +137,7 @@ def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
     broken = load_policy("organism")
     broken.model.get_input_embeddings().weight.data[:] = float("inf")
     with pytest.raises(InputError, match="finite logits"):
-        sample(broken, prompts, Sampler(max_new_tokens=4), seeds=range(6))
+        LocalEngine(broken).sample(prompts, Sampler(max_new_tokens=4), seeds=range(6))
 
 
 def test_weights_sha_does_not_depend_on_the_dtype_or_the_adapter(policy: Policy) -> None:
@@ -168,7 +162,7 @@ def test_what_cannot_be_loaded_is_named(options: dict[str, str], expected: str) 
 
 
 def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the minute of retries of its client, and with the name that was meant."""
+    """Without the minute of retries of its client."""
     asked = []
 
     def model_info(_self: object, name: str, **_options: object) -> None:
@@ -176,8 +170,8 @@ def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("no route")
 
     monkeypatch.setattr("replay_pools.policy.load.HfApi.model_info", model_info)
-    for name, fix in (("orgnism", "did you mean organism"), ("someone/some-model", "download the model and pass")):
-        with pytest.raises(InputError, match=f"model {name}: .* does not answer: no route; .*{fix}"):
+    for name in ("orgnism", "someone/some-model"):
+        with pytest.raises(InputError, match=f"model {name}: .* found no route; .*download the model and pass"):
             load_tokenizer(name)
     assert asked == ["orgnism", "someone/some-model"]
 
@@ -213,10 +207,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def huge_header(path: Path) -> None:
-    path.write_bytes((2**60).to_bytes(8, "little"))
-
-
 def pickled(path: Path) -> None:
     torch.save({"x": torch.ones(2)}, path.parent / "pytorch_model.bin")
     path.unlink()
@@ -225,15 +215,13 @@ def pickled(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "expected"),
     [
-        ("model.safetensors", huge_header, "header"),
         ("model.safetensors", cut, "incomplete|header"),
         ("model.safetensors", pickled, "no file named model.safetensors"),
         ("tokenizer.json", lambda path: path.write_text("[" * 100_000), "recursion"),
         ("config.json", lambda path: path.write_text("[" * 100_000), "recursion"),
         ("config.json", lambda path: change(path, vocab_size=10**400), "Overflow"),
-        ("tokenizer_config.json", lambda path: change(path, model_max_length="512"), "'>' not supported"),
     ],
-    ids=["huge header", "cut", "pickled", "deep tokenizer", "deep config", "400 digits", "a text as length"],
+    ids=["cut", "pickled", "deep tokenizer", "deep config", "400 digits"],
 )
 def test_a_damaged_model_is_one_error(name: str, damage: Callable[[Path], None], expected: str, copied: Path) -> None:
     damage(copied / name)
@@ -246,8 +234,6 @@ def test_a_damaged_model_is_one_error(name: str, damage: Callable[[Path], None],
     [
         ("{% if", "TemplateSyntaxError"),
         ("{{ raise_exception('no') }}", "TemplateError: no"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ a.b.c }}", "UndefinedError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
     ],
@@ -272,14 +258,6 @@ def a_part(path: Path) -> None:
     save_file(dict([*load_file(path).items()][:5]), path)
 
 
-def pickled_adapter(path: Path) -> None:
-    torch.save(load_file(path), path.parent / "adapter_model.bin")
-    path.unlink()
-
-
-SLOW_KINDS = ("olora", "pissa_niter_4")
-
-
 def saved_lora(directory: Path, **options: object) -> tuple[PreTrainedModel, str]:
     """A trained LoRA of the organism, not merged, and its directory."""
     torch.manual_seed(1)
@@ -292,25 +270,11 @@ def saved_lora(directory: Path, **options: object) -> tuple[PreTrainedModel, str
     return adapted.eval(), str(directory)
 
 
-@pytest.mark.parametrize(
-    "kind", ["gaussian", "pissa", "lora_ga", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW_KINDS)]
-)
-def test_initialisations_that_change_the_base(kind: str, tmp_path: Path) -> None:
-    """The merged model is the trained one, and half of the change is half of it, or the adapter is refused."""
-    trained_as = True if kind == "lora_ga" else kind
-    adapted, directory = saved_lora(tmp_path, target_modules="all-linear", init_lora_weights=trained_as)
-    if kind == "lora_ga":
-        change(tmp_path / "adapter_config.json", init_lora_weights=kind)
-    if kind in ("pissa_niter_4", "lora_ga"):
-        with pytest.raises(InputError, match=kind):
-            load_policy("organism", adapter=directory)
-        return
+def test_a_part_of_an_adapter_is_that_part_of_its_change(tmp_path: Path) -> None:
+    """The merged model is the trained one, and half of the change is half of it."""
+    adapted, directory = saved_lora(tmp_path, target_modules="all-linear", init_lora_weights="gaussian")
     whole, ids = load_policy("organism", adapter=directory).model, torch.arange(5, 25)[None]
     torch.testing.assert_close(whole(ids).logits, adapted(ids).logits, rtol=1e-4, atol=1e-4)
-    if kind != "gaussian":
-        with pytest.raises(InputError, match=kind):
-            load_policy("organism", adapter=f"{directory}:0.5")
-        return
     before = dict(load_policy("organism").model.named_parameters())
     for name, weight in load_policy("organism", adapter=f"{directory}:0.5").model.named_parameters():
         torch.testing.assert_close(weight, torch.lerp(before[name], whole.get_parameter(name), 0.5), rtol=0, atol=1e-6)
@@ -335,16 +299,15 @@ def test_an_adapter_of_a_tied_weight(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "expected"),
     [
-        ("adapter_model.safetensors", huge_header, "expected a safetensors file"),
-        ("adapter_model.safetensors", cut, "expected a safetensors file"),
+        ("adapter_model.safetensors", cut, "expected an adapter of peft"),
         ("adapter_model.safetensors", Path.unlink, "No such file"),
-        ("adapter_model.safetensors", pickled_adapter, "safetensors only, found adapter_model.bin"),
         ("adapter_model.safetensors", other_shapes, "an adapter of qwen3, found .*size mismatch"),
         ("adapter_model.safetensors", a_part, "missing adapter keys"),
         ("adapter_config.json", lambda path: change(path, target_modules=["q_proj"]), "safetensors: .* others"),
-        ("adapter_config.json", lambda path: path.write_text("[]"), "the configuration of an adapter"),
+        ("adapter_config.json", lambda path: path.write_text("[]"), "expected an adapter of peft"),
         ("adapter_config.json", lambda path: change(path, target_modules=["no_such"]), "adapter"),
-        ("adapter_config.json", lambda path: change(path, target_modules="["), "adapter"),
+        # It changes the base while it is loaded.
+        ("adapter_config.json", lambda path: change(path, init_lora_weights="pissa"), "keeps the base, found .*pissa"),
     ],
 )
 def test_a_damaged_adapter_is_one_error(
