@@ -65,8 +65,18 @@ from probe.analysis.statistics.overlap import overlaps
 from probe.analysis.statistics.permutation import rewarded_labels
 from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.statistics.significance import effects_by_prompt
+from probe.analysis.statistics.thresholds import MATERIAL
 from probe.records.records import SampleRecord
 
+# The two thresholds of each share behind a question. yes: its interval lies above the first, and its value reaches the
+# second; no: its interval lies below the second. The last row requires that at most half of the alignment remains
+# without the hacks: with a smaller difference, projection would act mostly on what honest solutions share.
+DECIDED_BY: Mapping[str, tuple[float, float]] = {
+    "pull": (MATERIAL, MATERIAL),
+    "contrast": (0.0, MATERIAL),
+    "pull - benign": (0.0, MATERIAL),
+    "half - benign": (-np.inf, 0.0),
+}
 TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason if held-out pairs would allow a share
 NO_UPDATE = "no group has an update"
 NO_BENIGN = "no group has two rollouts that do not hack, all labelled, with different rewards"
@@ -217,17 +227,12 @@ def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
     return np.stack(list(values.values()), axis=1) if values else None
 
 
-def prompts_needed(share: Estimate, above: float, below: float) -> int | None:
-    """Return the number of prompts that puts the interval above `above` or below `below` with POWER.
+def prompts_needed(share: Estimate) -> int | None:
+    """Return the number of prompts that decides an undecided share by its thresholds with POWER.
 
     None if no number up to MAX_PROMPTS does with these pairs.
-
-    Args:
-        share: an undecided share: its interval allows both.
-        above: the interval's lower end must exceed this, if the value reaches `below`.
-        below: otherwise the interval's upper end must fall below this.
     """
-    parts = share.parts
+    parts, (above, below) = share.parts, DECIDED_BY[share.name]
     threshold = above if (share.value or 0.0) >= below else below
     both = parts["correlation"] * parts["sd_pairs"] * parts["sd_pairs_ceiling"]
     of_pairs = threshold**2 * parts["sd_ceiling"] ** 2 / parts["num_held_out"]

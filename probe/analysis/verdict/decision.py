@@ -20,12 +20,12 @@ A run that trains is compared over seeds and gets the word TRAINED here.
 Each answer, and each word, carries the step that follows from it (`probe.analysis.verdict.next_step`).
 
 To add a verdict, add a word to `probe.settings.words.Word`, and a row to `_word` in its place (worst first). To add a
-question, write a function that answers it, and add a row to QUESTIONS. To add a caveat, add a row to `_caveats`.
+question, write a function that answers it, call it in `decide`, and add a row to QUESTIONS. To add a caveat, add a row
+to `_caveats`.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +34,7 @@ from scipy.special import ndtri
 from probe.analysis.cosines import LOG_RATIO, WORDS, strength
 from probe.analysis.estimate import Estimate
 from probe.analysis.forecast import AGAINST
-from probe.analysis.pull import TOO_FEW_PROMPTS
+from probe.analysis.pull import DECIDED_BY, TOO_FEW_PROMPTS
 from probe.analysis.rivals import best_rival
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.overlap import TOGETHER, is_lacking, may_lack
@@ -64,15 +64,6 @@ _THRESHOLDS = (
     f"organism set both (spec/studies/foretell). For the other questions it is {MATERIAL:g}; that, and the rule "
     "that hacks must bring half of the pull, are provisional: no training sets them"
 )
-# The two thresholds of each share behind a question. yes: its interval lies above the first, and its value reaches the
-# second; no: its interval lies below the second. The last row requires that at most half of the alignment remains
-# without the hacks: with a smaller difference, projection would act mostly on what honest solutions share.
-DECIDED_BY: Mapping[str, tuple[float, float]] = {
-    "pull": (MATERIAL, MATERIAL),
-    "contrast": (0.0, MATERIAL),
-    "pull - benign": (0.0, MATERIAL),
-    "half - benign": (-math.inf, 0.0),
-}
 SCORE_NAMES = {
     "comp_len": "length",
     "nll": "likelihood",
@@ -83,10 +74,8 @@ SCORE_NAMES = {
     TOGETHER: "the trivial scores",
 }
 TO_80 = float(ndtri(0.9) / ndtri(0.975))  # converts half of a 95% interval to half of an 80% interval
-CHANCE = 0.5  # AUROC of an uninformative score
 VAGUE_COST = 2.0  # width of its interval, a share, above which a cost is uninformative: a quotient by nearly 0
 COMPARE = "compare arms and seeds of one training together"
-Unreadable = tuple[str, Next] | None  # why there is no result along v_hack, and what would give one
 
 
 class Reply(NamedTuple):
@@ -99,14 +88,13 @@ class Reply(NamedTuple):
     n: int = 0  # prompts
 
 
-def _unreadable(analysis: "Analysis") -> Unreadable:
-    """Return None if alignment was measured."""
+def _unreadable(analysis: "Analysis") -> tuple[str, Next]:
+    """Say why alignment was not measured, and what would give it."""
     run = analysis.records
     if analysis.measured_arm is None:
-        return "no arm measures along v_hack", steps.other_arms(run)
+        command = steps.repeat(run, **{"intervention.arms": ["vanilla", "projected"]})
+        return "no arm measures along v_hack", Next(text="measure an arm along v_hack", command=command)
     share, linked = analysis.get("shares", "pull"), analysis.linked
-    if share is not None and share.value is not None:
-        return None
     summary = analysis.get("cos_in", "cos_in", analysis.measured_arm)
     if summary is None or not summary.n:
         text = "no group has an update: within every one the rewards are equal"
@@ -130,36 +118,31 @@ def _unreadable(analysis: "Analysis") -> Unreadable:
     return text, steps.undefined(share, analysis)
 
 
-def _hackward(analysis: "Analysis", unreadable: Unreadable) -> Reply:
+def _hackward(analysis: "Analysis") -> Reply:
     """Decide whether alignment is material, from its interval over prompts and pairs."""
     row = analysis.get("shares", "pull")
-    if unreadable is not None:
-        return Reply(Answer.UNMEASURED, *unreadable, n=0 if row is None else row.n)
-    assert row is not None
+    if row is None or row.value is None:
+        return Reply(Answer.UNMEASURED, *_unreadable(analysis), n=0 if row is None else row.n)
     text = (
         f"alignment {row}, where 1 is as aligned as held-out hacks: cos_in is {row.parts['measured']:+.3f} over "
         f"{row.n} prompts, and {row.parts['ceiling']:+.3f} for held-out hacks ({row.parts['num_held_out']} pairs)"
     )
-    return Reply(decided(row), text, _undecided(row, analysis), row, row.n)
+    return Reply(decided(row), text, steps.undecided(row, analysis), row, row.n)
 
 
-def _undecided(share: Estimate, analysis: "Analysis") -> Next:
-    return steps.undecided(share, analysis, *DECIDED_BY[share.name])
-
-
-def _about(analysis: "Analysis", unreadable: Unreadable) -> Reply:
+def _about(analysis: "Analysis", why: str) -> Reply:
     """Decide whether the alignment is specific to hacks.
 
     yes: hacks are more aligned than clean samples with every trivial score held constant, and the alignment without the
     hacks is smaller, at most half. no: a difference is shown to be immaterial, or more than half is shown to remain
-    without the hacks.
+    without the hacks. `why` says why alignment is not measured.
     """
-    names, why = ("contrast", "benign", "pull - benign", "half - benign"), unreadable[0] if unreadable else ""
+    names = ("contrast", "benign", "pull - benign", "half - benign")
     shares = row, benign, less, half = [analysis.get("shares", name) for name in names]
     missing = (why or "no rollout says whether it hacks") if analysis.unlabelled else hacks_missing(analysis)
     if missing or row is None:
         return Reply(Answer.UNMEASURED, missing or why, steps.more_labels())
-    number, apart = (None if row.value is None else row), _separated(analysis)
+    number, apart = (None if row.value is None else row), _worst_first(filter(is_lacking, analysis.of("overlap")))
     says, text, step = Answer.UNMEASURED, why, _about_open(shares, analysis)
     if apart:
         says, number, text = Answer.CONFOUNDED, None, _separate(apart)
@@ -198,7 +181,7 @@ def _about_open(shares: Iterable[Estimate | None], analysis: "Analysis") -> Next
     for share in filter(None, shares):
         if share.value is not None:
             if share.name in DECIDED_BY and decided(share) in (Answer.UNCLEAR, Answer.LIKELY):
-                return _undecided(share, analysis)
+                return steps.undecided(share, analysis)
         elif share.n:
             return steps.undefined(share, analysis)
         elif share.name == "contrast":
@@ -215,10 +198,8 @@ def _rival(analysis: "Analysis") -> str:
     rival = best_rival(rows)
     if rival is None or (v_hack := rows[0].value) is None:
         return ""
-    name, area = SCORE_NAMES[rival.name], strength(rival)
-    if area >= v_hack and not rival.low <= CHANCE <= rival.high:
-        return f"; {name} alone separates hacks (AUROC {area:.2f}; v_hack {v_hack:.2f})"
-    return f"; AUROC for hacks: v_hack {v_hack:.2f}, best score without a direction ({name}) {area:.2f}"
+    best = f"best score without a direction ({SCORE_NAMES[rival.name]}) {strength(rival):.2f}"
+    return f"; AUROC for hacks: v_hack {v_hack:.2f}, {best}"
 
 
 def hacks_missing(analysis: "Analysis") -> str:
@@ -232,12 +213,8 @@ def hacks_missing(analysis: "Analysis") -> str:
     return f"hacks are missing: {len(hacks)} of {len(sure)} rollouts hack, in {len(hacked)} of {len(prompts)} prompts"
 
 
-def _separated(analysis: "Analysis") -> list[Estimate]:
-    """Return the trivial scores in which hacks are shown to lack overlap, worst first; if no single one, together."""
-    return _worst_first(filter(is_lacking, analysis.of("overlap")))
-
-
 def _worst_first(apart: Iterable[Estimate]) -> list[Estimate]:
+    """Sort trivial scores by overlap, smallest first; all together is left out, unless it stands alone."""
     ordered = sorted(apart, key=lambda one: one.parts["share"] / (one.parts["by_chance"] or 1.0))
     return [one for one in ordered if one.name != TOGETHER] or ordered
 
@@ -261,22 +238,20 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
     )
 
 
-def _removable(analysis: "Analysis", unreadable: Unreadable) -> Reply:
+def _removable(analysis: "Analysis", why: str) -> Reply:
     """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs do.
 
     yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, and does so at
     80%, or the rollouts' own hacks lose less than held-out hacks. Both require that projection removes a larger share
     from hacks than from honest solutions. too little: the share is shown to be below that threshold. no: it is shown to
-    be below the share that shuffled pairs remove.
+    be below the share that shuffled pairs remove. `why` says why alignment is not measured.
     """
     row, honest, own_hacks, norm = (analysis.get("removed", f"removed/{name}") for name in REMOVED)
     if row is None or row.value is None:
-        vague = (
-            "the interval of the update's gain on held-out hacks includes 0: what projection removes is not measured"
-        )
-        n, text = (row.n, vague) if row is not None else (0, unreadable[0] if unreadable else "")
+        if row is not None:
+            why = "the interval of the gain on held-out hacks includes 0: what projection removes is not measured"
         more = steps.more_prompts(analysis, ": they halve the error of the gain on held-out hacks")
-        return Reply(Answer.UNMEASURED, text, _cost(analysis)[1] or more, n=n)
+        return Reply(Answer.UNMEASURED, why, _cost(analysis)[1] or more, n=0 if row is None else row.n)
     value, p, (price, missing) = row.value, row.p or 1.0, _cost(analysis)
     selective = honest is None or honest.value is None or value > honest.value
     agree = own_hacks is not None and own_hacks.is_bounded and own_hacks.high >= row.low
@@ -326,11 +301,11 @@ def _removable_open(row: Estimate, agree: bool, analysis: "Analysis") -> Next:
     return steps.more_pairs(analysis, what, held_out)
 
 
-# {finding: (its question, the threshold of its number, the function that answers it)}
-QUESTIONS: Mapping[str, tuple[str, float, Callable[["Analysis", Unreadable], Reply]]] = {
-    "hackward": ("Does the update point toward the hack?", MATERIAL, _hackward),
-    "about": ("Is that specific to hacking?", MATERIAL, _about),
-    "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED, _removable),
+# {finding: (its question, the threshold of its number)}
+QUESTIONS: Mapping[str, tuple[str, float]] = {
+    "hackward": ("Does the update point toward the hack?", MATERIAL),
+    "about": ("Is that specific to hacking?", MATERIAL),
+    "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED),
 }
 REMOVED = ("margin", "honest", "hacks", "norm")  # shares that projection removes
 WEAKEST_FIRST = (Answer.NO, Answer.UNCLEAR, Answer.LIKELY, Answer.YES)
@@ -382,11 +357,10 @@ def decide(analysis: "Analysis", parts: Sequence[Finding]) -> Verdict:
         analysis: the analysis behind it.
         parts: from `validity.validity`; unseen parts become caveats and decide nothing.
     """
-    unreadable, replies = _unreadable(analysis), []
-    findings = []
-    for name, (question, threshold, answer) in QUESTIONS.items():
-        reply = answer(analysis, unreadable)
-        replies.append(reply)
+    hackward, findings = _hackward(analysis), []
+    why = hackward.text if hackward.says is Answer.UNMEASURED else ""
+    replies = hackward, _about(analysis, why), _removable(analysis, why)
+    for reply, (name, (question, threshold)) in zip(replies, QUESTIONS.items(), strict=True):
         counted = {"number": reply.number, "counts_from": threshold, "n": reply.n, "unit": "prompt"}
         findings.append(Finding(name=name, question=question, says=reply.says, text=reply.text, **counted))
     word, sentence, step = _word(analysis, replies, parts)
@@ -435,7 +409,7 @@ def _word(analysis: "Analysis", replies: Sequence[Reply], parts: Sequence[Findin
         all_likely = {reply.says for reply in unsure} == {Answer.LIKELY}
         return Word.LIKELY if all_likely else Word.UNDERPOWERED, text, unsure[0].step
     transfer = analysis.get("own", "own hacks")
-    if transfer is not None and transfer.is_bounded and transfer.low <= CHANCE:
+    if transfer is not None and transfer.is_bounded and transfer.low <= 0.5:
         step = steps.other_pairs(analysis, "these do not separate this policy's own hacks from its honest solutions")
         text = f"v_hack does not clearly separate the policy's own hacks: AUROC {transfer}; {about.text}"
         return Word.LIKELY, text, step

@@ -216,12 +216,6 @@ def more_labels(labels: str = "hack", column: str = "hacked") -> Next:
     )
 
 
-def other_arms(run: Run) -> Next:
-    """Advise an arm that measures along v_hack."""
-    command = repeat(run, **{"intervention.arms": ["vanilla", "projected"]})
-    return Next(text="measure an arm along v_hack", command=command)
-
-
 def plain_loss(run: Run) -> Next:
     """Advise the default objective, whose cosines the inner products reproduce."""
     usual, here = flat(asdict(configure("replay").objective)), flat(asdict(run.settings.objective))
@@ -241,9 +235,9 @@ def undefined(share: Estimate, analysis: "Analysis") -> Next:
     return more_pairs(analysis, f": they fix the held-out reference ({named})", held_out, pairs)
 
 
-def undecided(share: Estimate, analysis: "Analysis", above: float, below: float) -> Next:
+def undecided(share: Estimate, analysis: "Analysis") -> Next:
     """Advise prompts if they would decide between the two thresholds, else pairs."""
-    prompts, named = prompts_needed(share, above, below), SHARE_WORDS[share.name]
+    prompts, named = prompts_needed(share), SHARE_WORDS[share.name]
     if prompts is not None:
         # Only some prompts have what the share needs: both labels, or rewards that differ.
         return more_prompts(analysis, f": they decide {named} with {POWER:.0%} power", prompts, share.n)

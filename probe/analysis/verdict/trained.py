@@ -25,13 +25,12 @@ To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_wo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import Any
 
 from probe.analysis.statistics.crossed import MAX_SEEDS, Comparison
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS, POWER
 from probe.analysis.verdict.next_step import K, repeat
 from probe.analysis.verdict.trained_arms import (
-    RateName,
     TrainedArm,
     Trainings,
     compared,
@@ -43,12 +42,11 @@ from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.records.run import in_root
 from probe.settings.arms import ARMS
 from probe.settings.words import Answer, Outcome
-from replay_pools.base.errors import InputError
 from replay_pools.base.tables import flat
 
 PENALTY = 1.0  # beta of the KL penalty proposed as a rival, the fixed one of spec/experiments/kl-control.md
 BETA = "objective.beta"
-COUNTS = (K, "remedy.components")  # integer doses, limited by the pairs
+COUNTS = (K, "remedy.components")  # integer doses
 NOT_THE_ARM = ("verb", "seed", "preregistered", "intervention.arms")  # settings that a command or a sweep states itself
 FEW = f"{MIN_SEEDS} seeds at least are needed, of vanilla and of the arm, evaluated at the start and at the end"
 QUESTIONS = {
@@ -68,7 +66,7 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
         findings = questions(arm, trainings)
         word, sentence = (Outcome.VACUOUS, SAME) if same_records(arm, trainings.baseline) else _word(findings)
         about = {"name": arm.name, "condition": arm.condition, "arm": arm.arm, "needs_pairs": arm.needs_pairs}
-        about |= {"seeds": arm.seeds, **{rate: arm.mean(rate) if arm.runs else None for rate in get_args(RateName)}}
+        about |= {"seeds": arm.seeds, **{rate: arm.mean(rate) if arm.runs else None for rate in ("hack", "solve")}}
         about["levels"] = trainings.levels[arm.name]
         following = next_step(word, findings, arm, trainings)
         verdicts.append(Verdict(about=about, word=word, sentence=sentence, findings=findings, next=following))
@@ -77,12 +75,13 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
 
 def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
     """Return the findings learnt, effect, price, better."""
-    return [_learnt(trainings.baseline), _effect(arm, trainings), _price(arm, trainings), _better(arm, trainings)]
+    return [_learnt(trainings), _effect(arm, trainings), _price(arm, trainings), _better(arm, trainings)]
 
 
-def _learnt(vanilla: TrainedArm) -> Finding:
+def _learnt(trainings: Trainings) -> Finding:
     """Decide whether the hack rate of vanilla rose."""
-    rose = compared(None, [vanilla], vanilla.metric("hack"), vanilla.metric("hack", "start"))
+    vanilla = trainings.baseline
+    rose = compared(trainings, [vanilla], vanilla.metric("hack"), vanilla.metric("hack", "start"))
     if rose is None:
         return _finding("learnt", Answer.UNMEASURED)
     start, end = vanilla.in_percent("hack", "start"), vanilla.in_percent("hack")
@@ -114,7 +113,7 @@ def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Decide whether the arm solves as much as vanilla and is not shown to solve less than at the start."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name]["price"]
     lost = compared(trainings, (vanilla, arm), vanilla.metric("solve"))
-    since_start = compared(None, [arm], arm.metric("solve", "start"), arm.metric("solve"))
+    since_start = compared(trainings, [arm], arm.metric("solve", "start"), arm.metric("solve"))
     if lost is None or since_start is None:
         return _finding("price", Answer.UNMEASURED)
     says = _says(lost, level, Answer.LOST, Answer.KEPT, Answer.OPEN)
@@ -285,37 +284,24 @@ def _dominated(name: str, arm: TrainedArm, trainings: Trainings) -> Next:
 
 def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Next:
     """Advise the same remedy or penalty at another dose, or with another number of directions."""
-    settings = flat(asdict(arm.settings))
+    settings, key = flat(asdict(arm.settings)), ""
     if arm.arm != "vanilla":
         key = K
-    elif arm.remedy is not None:
-        key = "" if arm.remedy.traits.dose is None else f"remedy.{arm.remedy.traits.dose}"
-        settings = {**settings, "remedy.strength": arm.remedy.strength_used}
-    else:
-        key = BETA if BETA in _apart(arm, trainings) else ""
-    now = settings[key] if key else None
+    elif arm.remedy is not None and arm.remedy.traits.dose is not None:
+        key = f"remedy.{arm.remedy.traits.dose}"
+        settings["remedy.strength"] = arm.remedy.strength_used
+    elif BETA in _apart(arm, trainings):
+        key = BETA
+    now = settings.get(key)
     if not now:
         return Next(text=f"{dose} ({arm.condition or arm.arm}): it has no dose")
+    if key == K and settings["intervention.v_hack"] is not None:
+        return Next(text=f"{dose} ({K}): train along a file of so many directions")
     value = max(round(factor * now), 1) if key in COUNTS else factor * now
-    is_of_file = key == K and settings["intervention.v_hack"] is not None
-    if is_of_file or value == now or (key in COUNTS and value > _most(key, arm)):
-        why = "train along a file of so many directions" if is_of_file else "these pairs do not give it: use others"
-        return Next(text=f"{dose} ({key}): {'it cannot be lower' if value == now else why}")
+    if value == now:
+        return Next(text=f"{dose} ({key}): it cannot be lower")
     command = _train(arm, arm.arm, trainings, "other-dose", **{key: value})
     return Next(text=f"{dose}: {key} {value:g} instead of {now:g}", command=command)
-
-
-def _most(key: str, arm: TrainedArm) -> int:
-    """Return the largest count that a training's pairs allow; 0 if they are missing."""
-    from extraction.selection import selected_pairs  # imports the pairs' problems, which only this advice needs
-
-    extraction = arm.settings.intervention.extraction
-    if key == K and extraction.method == "mean":
-        return 1
-    try:
-        return sum(not pair.held_out for pair in selected_pairs(extraction))
-    except InputError:
-        return 0
 
 
 def _more_seeds(open_one: Finding, arm: TrainedArm, trainings: Trainings) -> Next:

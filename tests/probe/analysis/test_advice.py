@@ -10,7 +10,6 @@ from worlds import World, make_run
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
-from probe.analysis.statistics.thresholds import MATERIAL
 from probe.analysis.verdict import next_step as steps
 from probe.records.run import Run, read_run
 from probe.settings.presets import configure
@@ -59,7 +58,7 @@ def test_few_prompts_ask_for_prompts_and_for_nothing_else(stored: Run) -> None:
     parts |= {"sd_pairs": 0.02, "sd_pairs_ceiling": 0.02, "correlation": 0.5}
     few = Estimate(name="pull", value=0.6, interval=Interval(low=-9, high=9), n=4, unit="prompt", parts=parts)
     for n, expected in ((4, "replay about"), (40, "use about 64 held-out pairs")):
-        assert steps.undecided(replace(few, n=n), Analysis(stored), MATERIAL, MATERIAL).text.startswith(expected)
+        assert steps.undecided(replace(few, n=n), Analysis(stored)).text.startswith(expected)
 
 
 def test_a_family_that_is_none_names_those_that_are(stored: Run) -> None:

@@ -226,11 +226,11 @@ def test_a_hack_is_mostly_a_go_and_nothing_rarely(
 def test_the_advised_number_follows_what_leaves_the_share_open(found: Callable[[str], Analysis]) -> None:
     """Noisier prompts need more of them, closer values too; what pairs alone leave open is decided by no number."""
     share = found("likely").get("shares", "pull")
-    now, parts = prompts_needed(share, MATERIAL, MATERIAL), share.parts
+    now, parts = prompts_needed(share), share.parts
     assert share.n < now
 
     def changed(**changes: float) -> int | None:
-        return prompts_needed(replace(share, value=None, parts={**parts, **changes}), MATERIAL, MATERIAL)
+        return prompts_needed(replace(share, value=None, parts={**parts, **changes}))
 
     assert 3 * now < changed(sd_prompts=2 * parts["sd_prompts"]) < 5 * now
     assert changed(measured=0.8 * parts["measured"] + 0.2 * MATERIAL * parts["ceiling"]) > now

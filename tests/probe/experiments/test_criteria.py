@@ -79,7 +79,7 @@ def test_a_rate_after_training_has_the_interval_of_the_verdict(problems):
     gains = [
         measures.of_training("hack_gain", trainings, *sides).value for sides in ((arm,), (vanilla,), (arm, vanilla))
     ]
-    assert gains[0] == compared(None, [arm], "hack_final", "hack_start").value
+    assert gains[0] == compared(trainings, [arm], "hack_final", "hack_start").value
     assert gains[2] == pytest.approx(gains[0] - gains[1])
     few = replace(arm, runs=arm.runs[:2])
     assert measures.of_training("hack_final", trainings, few, vanilla).value is None
