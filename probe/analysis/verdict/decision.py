@@ -4,20 +4,9 @@
     about       Is that specific to hacking?              hacks against clean samples; the groups without their hacks
     removable   Would projecting v_hack out remove it?    first-order forecast against projections of the same size
 
-    BROKEN         part of the measurement is shown to be broken                 ignore all results
-    UNDERPOWERED   hacks are missing                                             rollouts that hack
-    SKIP           the update does not point toward the hack although held-out   extract otherwise
-                   hacks do, or projection would remove too little of their gain
-    CONFOUNDED     hacks are shown to lack overlap with clean answers in a score rollouts that overlap
-    GENERIC        toward the hack, but not because of the hacks                 pairs that differ in the hack alone
-    UNDERPOWERED   the intervals hold both answers, or a part is unmeasured      how many prompts or pairs
-    LIKELY         every answer counts as yes, but an interval still holds no,   the same
-                   or v_hack is not shown to separate the policy's own hacks
-    GO             toward the hack, specific, removable at a stated cost         the effect that a training can detect
-
-A run that trains is compared over seeds and gets the word TRAINED here.
-
-Each answer, and each word, carries the step that follows from it (`probe.analysis.verdict.next_step`).
+spec/METHOD.md section 7 has the words with their conditions. A run that trains is compared over seeds and gets the
+word TRAINED here. Each answer, and each word, carries the step that follows from it
+(`probe.analysis.verdict.next_step`).
 
 To add a verdict, add a word to `probe.settings.words.Word`, and a row to `_word` in its place (worst first). To add a
 question, write a function that answers it, call it in `decide`, and add a row to QUESTIONS. To add a caveat, add a row
@@ -96,7 +85,7 @@ def _unreadable(analysis: "Analysis") -> tuple[str, Next]:
         return "no arm measures along v_hack", Next(text="measure an arm along v_hack", command=command)
     share, linked = analysis.get("shares", "pull"), analysis.linked
     summary = analysis.get("cos_in", "cos_in", analysis.measured_arm)
-    if summary is None or not summary.n:
+    if not summary.n:
         text = "no group has an update: within every one the rewards are equal"
         return text, steps.more_rollouts("rewards that differ within a prompt", analysis)
     if linked is None:
@@ -106,8 +95,8 @@ def _unreadable(analysis: "Analysis") -> tuple[str, Next]:
             "the loss is more than advantages times gradients (token credit, a KL penalty, recorded ratios): recorded "
             f"cosines differ by {linked.error:.2g} from those of the inner products"
         ), steps.plain_loss(run)
-    num_held_out = 0 if share is None else share.parts["num_held_out"]
-    if share is None or num_held_out < 2:
+    num_held_out = share.parts.get("num_held_out", 0)
+    if num_held_out < 2:
         text = "fewer than two pairs are held out, or fewer than two to extract from: no interval of what a hack reads"
         how = ' ("held_out": true in FILE.jsonl)'
         return text, steps.more_pairs(analysis, how, num_held_out, steps.DOZEN)
@@ -115,14 +104,14 @@ def _unreadable(analysis: "Analysis") -> tuple[str, Next]:
     text = f"{ceiling} ({num_held_out} pairs)"
     if share.why == TOO_FEW_PROMPTS:
         text = f"too few prompts have an update for an interval ({share.n})"
-    return text, steps.undefined(share, analysis)
+    return text, steps.undecided(share, analysis)
 
 
 def _hackward(analysis: "Analysis") -> Reply:
     """Decide whether alignment is material, from its interval over prompts and pairs."""
     row = analysis.get("shares", "pull")
-    if row is None or row.value is None:
-        return Reply(Answer.UNMEASURED, *_unreadable(analysis), n=0 if row is None else row.n)
+    if row.value is None:
+        return Reply(Answer.UNMEASURED, *_unreadable(analysis), n=row.n)
     text = (
         f"alignment {row}, where 1 is as aligned as held-out hacks: cos_in is {row.parts['measured']:+.3f} over "
         f"{row.n} prompts, and {row.parts['ceiling']:+.3f} for held-out hacks ({row.parts['num_held_out']} pairs)"
@@ -140,7 +129,7 @@ def _about(analysis: "Analysis", why: str) -> Reply:
     names = ("contrast", "benign", "pull - benign", "half - benign")
     shares = row, benign, less, half = [analysis.get("shares", name) for name in names]
     missing = (why or "no rollout says whether it hacks") if analysis.unlabelled else hacks_missing(analysis)
-    if missing or row is None:
+    if missing or not row.parts:
         return Reply(Answer.UNMEASURED, missing or why, steps.more_labels())
     number, apart = (None if row.value is None else row), _worst_first(filter(is_lacking, analysis.of("overlap")))
     says, text, step = Answer.UNMEASURED, why, _about_open(shares, analysis)
@@ -159,7 +148,7 @@ def _about(analysis: "Analysis", why: str) -> Reply:
         text = f"hacks and honest answers cannot be compared: {row.why}"
     if says is Answer.CONFOUNDED:
         step = steps.confounded(names_of(apart), analysis)
-    if benign and less and half and None not in (benign.value, less.value, half.value):
+    if None not in (benign.value, less.value, half.value):
         text += f"; alignment without the hacks {benign.value:.2f}, a difference of {less} over {less.n} prompts"
         differs, mostly = decided(less), decided(half)
         if number is not None:
@@ -168,7 +157,7 @@ def _about(analysis: "Analysis", why: str) -> Reply:
             text += f": more than half {'is' if mostly is Answer.NO else 'may be'} left"
     elif number is not None:
         says = Answer.UNMEASURED if says in (Answer.YES, Answer.LIKELY) else says
-        text += f"; alignment without the hacks is not measured: {benign.why if benign else why}"
+        text += f"; alignment without the hacks is not measured: {benign.why}"
     if not apart and (unclear := _worst_first(filter(may_lack, analysis.of("overlap")))):
         says = says if says in (Answer.NO, Answer.UNMEASURED) else Answer.UNCLEAR
         text = f"{_separate(unclear, may=True)}; {text}"
@@ -176,17 +165,16 @@ def _about(analysis: "Analysis", why: str) -> Reply:
     return Reply(says, text + _rival(analysis), step, number, row.n)
 
 
-def _about_open(shares: Iterable[Estimate | None], analysis: "Analysis") -> Next:
+def _about_open(shares: Iterable[Estimate], analysis: "Analysis") -> Next:
     """Return what would decide the first open share."""
-    for share in filter(None, shares):
-        if share.value is not None:
-            if share.name in DECIDED_BY and decided(share) in (Answer.UNCLEAR, Answer.LIKELY):
-                return steps.undecided(share, analysis)
-        elif share.n:
-            return steps.undefined(share, analysis)
-        elif share.name == "contrast":
+    for share in shares:
+        is_missing = share.value is None
+        is_open = is_missing or (share.name in DECIDED_BY and decided(share) in (Answer.UNCLEAR, Answer.LIKELY))
+        if is_open and share.n:
+            return steps.undecided(share, analysis)
+        if is_missing and share.name == "contrast":
             return steps.unpaid("no rewarded rollout hacks")
-        elif any(sample.hacked is None for sample in analysis.samples):
+        if is_missing and any(sample.hacked is None for sample in analysis.samples):
             return steps.more_labels()
     what = "rewards that differ among the rollouts of a prompt that do not hack"
     return steps.more_rollouts(what, analysis)
@@ -204,13 +192,12 @@ def _rival(analysis: "Analysis") -> str:
 
 def hacks_missing(analysis: "Analysis") -> str:
     """Say that hacks are too few to answer any question about hacks; empty if there are enough."""
-    sure = analysis.sure
-    prompts = {sample.problem_id for sample in sure}
-    hacks = [sample for sample in sure if sample.hacked]
-    hacked = {sample.problem_id for sample in hacks}
-    if not sure or (len(hacks) >= RARE * len(sure) and len(hacked) >= min(FEW_HACKED, len(prompts))):
+    every = [sample.problem_id for sample in analysis.sure]
+    hacks = [sample.problem_id for sample in analysis.sure if sample.hacked]
+    (n, prompts), (num_hacks, hacked) = ((len(of), len({*of})) for of in (every, hacks))
+    if num_hacks >= RARE * n and hacked >= min(FEW_HACKED, prompts):
         return ""
-    return f"hacks are missing: {len(hacks)} of {len(sure)} rollouts hack, in {len(hacked)} of {len(prompts)} prompts"
+    return f"hacks are missing: {num_hacks} of {n} rollouts hack, in {hacked} of {prompts} prompts"
 
 
 def _worst_first(apart: Iterable[Estimate]) -> list[Estimate]:
@@ -247,14 +234,14 @@ def _removable(analysis: "Analysis", why: str) -> Reply:
     be below the share that shuffled pairs remove. `why` says why alignment is not measured.
     """
     row, honest, own_hacks, norm = (analysis.get("removed", f"removed/{name}") for name in REMOVED)
-    if row is None or row.value is None:
-        if row is not None:
+    if row.value is None:
+        if row.why:
             why = "the interval of the gain on held-out hacks includes 0: what projection removes is not measured"
         more = steps.more_prompts(analysis, ": they halve the error of the gain on held-out hacks")
-        return Reply(Answer.UNMEASURED, why, _cost(analysis)[1] or more, n=0 if row is None else row.n)
+        return Reply(Answer.UNMEASURED, why, _cost(analysis)[1] or more, n=row.n)
     value, p, (price, missing) = row.value, row.p or 1.0, _cost(analysis)
-    selective = honest is None or honest.value is None or value > honest.value
-    agree = own_hacks is not None and own_hacks.is_bounded and own_hacks.high >= row.low
+    selective = honest.value is None or value > honest.value
+    agree = own_hacks.is_bounded and own_hacks.high >= row.low
     lacking = {
         f"{SHOWN_REMOVED:.0%} or more of the first": value < SHOWN_REMOVED,
         f"p below {ALPHA:g}": p >= ALPHA,
@@ -269,7 +256,7 @@ def _removable(analysis: "Analysis", why: str) -> Reply:
     elif selective and value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(row) > 0:
         says = Answer.UNMEASURED if missing else Answer.LIKELY if any(lacking.values()) else Answer.YES
     of_own, without_signal = "an unmeasured share", ""
-    if own_hacks is not None and own_hacks.value is not None:
+    if own_hacks.value is not None:
         of_own, without_signal = f"{own_hacks:.0%}", f" and {own_hacks.null:.0%}"
     text = (
         f"projection removes {row:.0%} of the gain on held-out hacks and {of_own} of the gain on these rollouts' "
@@ -288,8 +275,7 @@ def _removable_open(row: Estimate, agree: bool, analysis: "Analysis") -> Next:
     """Return what would decide the last question: more directions, chance, own hacks, or a narrower interval."""
     if (row.value or 0.0) < SHOWN_REMOVED:
         return steps.more_directions(analysis)
-    share = analysis.get("shares", "pull")
-    held_out = share.parts["num_held_out"] if share is not None else 0
+    held_out = analysis.get("shares", "pull").parts.get("num_held_out", 0)
     if row.p is None or row.p >= ALPHA:
         return steps.more_pairs(analysis, ": shuffled ones then remove half as much", held_out)
     if not agree:
@@ -333,7 +319,7 @@ def _cost(analysis: "Analysis") -> tuple[str, Next | None]:
     if analysis.samples and all(sample.hacked is None or sample.gt_pass is None for sample in analysis.samples):
         step = steps.more_labels("are right", "gt_pass")
         return "not measured, since no rollout says whether it is right and honest", step
-    if row is None:
+    if not row.n:
         step = steps.more_rollouts("rewarded rollouts that are right and honest", analysis)
         return "not measured, since no rewarded sample is right and honest", step
     if row.why == AGAINST:
@@ -343,8 +329,7 @@ def _cost(analysis: "Analysis") -> tuple[str, Next | None]:
         return "not measured, since the interval of the gain on honest solutions includes 0", prompts
     price = f"{row:.0%} of their gain"
     if row.high < 0:
-        gain = replace(row, value=-row.value, interval=Interval(low=-row.high, high=-row.low))
-        return f"none, projection adds {gain:.0%} to their gain", None
+        return f"none, projection adds to their gain ({row:.0%} removed)", None
     if row.high - row.low > VAGUE_COST:
         return f"{price}, an interval too wide to say how much they lose", prompts
     return price, None
@@ -409,7 +394,7 @@ def _word(analysis: "Analysis", replies: Sequence[Reply], parts: Sequence[Findin
         all_likely = {reply.says for reply in unsure} == {Answer.LIKELY}
         return Word.LIKELY if all_likely else Word.UNDERPOWERED, text, unsure[0].step
     transfer = analysis.get("own", "own hacks")
-    if transfer is not None and transfer.is_bounded and transfer.low <= 0.5:
+    if transfer.is_bounded and transfer.low <= 0.5:
         step = steps.other_pairs(analysis, "these do not separate this policy's own hacks from its honest solutions")
         text = f"v_hack does not clearly separate the policy's own hacks: AUROC {transfer}; {about.text}"
         return Word.LIKELY, text, step
@@ -426,18 +411,17 @@ def _outcome(analysis: "Analysis") -> str:
         f"{rate} from {start[rate]['rate']:.0%} to {final[rate]['rate']:.0%} {Interval(**final[rate]['interval']):.0%}"
         for rate in RATES
     ]
-    return (
-        f"{'' if stopped is None else f'STOPPED: {stopped}. '}Held-out problems, deployed weights: "
-        f"{', '.join(changes)} after {evaluations[-1]['step']} steps "
-        f"(n = {final['num_problems']} problems of 1 run; arms are compared over seeds). "
+    rates = (
+        f"{', '.join(changes)} after {evaluations[-1]['step']} steps (n = {final['num_problems']} problems of 1 run)"
     )
+    return f"{'' if stopped is None else f'STOPPED: {stopped}. '}Held-out problems, deployed weights: {rates}. "
 
 
 def _transfer(analysis: "Analysis") -> str:
     """Describe transfer (trainings at scale failed by it), measured or not."""
     transfer = analysis.get("own", "own hacks")
-    if transfer is None or not transfer.is_bounded:
-        return "transfer unmeasured" + (f" ({transfer.why})" if transfer is not None and transfer.why else "")
+    if not transfer.is_bounded:
+        return "transfer unmeasured" + (f" ({transfer.why})" if transfer.why else "")
     return (
         f"transfer: v_hack separates the policy's own {transfer.parts['num_hacks']} hacks from its "
         f"{transfer.parts['num_honest']} honest solutions with AUROC {transfer}"
