@@ -9,7 +9,7 @@ To add an estimate, see `probe.analysis.families`.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.families import FAMILIES
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
 from probe.analysis.statistics.thresholds import REPRODUCED
-from probe.analysis.training_runs import TrainingOutcome, starts, training_outcome
+from probe.analysis.training_runs import TrainingOutcome, training_outcome
 from probe.analysis.verdict.decision import decide
 from probe.analysis.verdict.pools import PoolFacts, pool_facts
 from probe.analysis.verdict.validity import validity
@@ -28,16 +28,11 @@ from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run, read_run
 from probe.settings.arms import ARMS, measured_arm
-from probe.settings.training import ProjectionConfig
 from probe.settings.words import DEFAULT_CONDITION, Side, Word
-from replay_pools.base.errors import InputError, unknown_name
+from replay_pools.base.errors import InputError
 
 __all__ = ["FAMILIES", "Analysis", "analyze", "conditions"]
 ANY = "*"  # arm
-JSON_KEYS = (
-    *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
-    *("verdict", "validity", "adapted", "cells", "outcome"),
-)
 
 
 class Analysis:
@@ -119,30 +114,15 @@ class Analysis:
         """Return True if no sample has a hack label."""
         return bool(self.samples) and all(sample.hacked is None for sample in self.samples)
 
-    @property
-    def num_steps(self) -> int:
-        """The number of groups."""
-        return len({step.step for step in self.steps})
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples in the measured arm."""
-        return len(self.samples)
-
-    @property
-    def num_prompts(self) -> int:
-        """The number of distinct problems."""
-        return num_problems(self.steps)
-
-    @property
-    def loss_types(self) -> tuple[str, ...]:
-        """The loss types, in the order of their first steps."""
-        return tuple(dict.fromkeys(step.loss_type for step in self.steps))
-
-    @property
-    def projection_config(self) -> ProjectionConfig:
-        """The run's projection settings."""
-        return self.records.settings.intervention.projection
+    @cached_property
+    def size(self) -> dict[str, Any]:
+        """The numbers of groups, of the measured arm's samples, and of distinct problems; the loss types in use."""
+        return {
+            "num_steps": len({step.step for step in self.steps}),
+            "num_samples": len(self.samples),
+            "num_prompts": num_problems(self.steps),
+            "loss_types": tuple(dict.fromkeys(step.loss_type for step in self.steps)),
+        }
 
     @property
     def adapted(self) -> Adapted | None:
@@ -156,36 +136,20 @@ class Analysis:
         return pool_facts(self.records)
 
     @cached_property
-    def starts(self) -> list[StepRecord]:
-        """The first steps of the runs that differ from this one only in their arm."""
-        return starts(self.records, self.others)
-
-    @cached_property
     def outcome(self) -> TrainingOutcome | None:
         """The result of training; None without an evaluation on held-out problems."""
         return training_outcome(self.records) if self.records.settings.verb == "train" else None
 
     def of(self, family: str) -> list[Estimate]:
-        """Return the estimates of a family (a key of `FAMILIES`), computed on first access.
-
-        Raises:
-            InputError: no such family.
-        """
-        if family not in FAMILIES:
-            listed = ", ".join(FAMILIES)
-            raise unknown_name("family", family, FAMILIES, expected="a family of estimates", fix=f"one of {listed}")
+        """Return the estimates of a family (a key of `FAMILIES`), computed on first access."""
         if family not in self._families:
             self._families[family] = list(FAMILIES[family].make(self))
         return self._families[family]
 
-    def get(self, family: str, name: str, arm: str | None = ANY) -> Estimate | None:
-        """Return one estimate of a family by name and arm; None if it was not measured."""
-        return next((row for row in self.of(family) if row.name == name and arm in (ANY, row.arm)), None)
-
-    @property
-    def estimates(self) -> list[Estimate]:
-        """Return every estimate, family by family."""
-        return [row for family in FAMILIES for row in self.of(family)]
+    def get(self, family: str, name: str, arm: str | None = ANY) -> Estimate:
+        """Return one estimate of a family by name and arm; one without value, n and parts if it was not measured."""
+        rows = (row for row in self.of(family) if row.name == name and arm in (ANY, row.arm))
+        return next(rows, Estimate(name=name))
 
     @cached_property
     def linked(self) -> Linked | None:
@@ -208,8 +172,8 @@ class Analysis:
     @property
     def projection(self) -> tuple[Side, float]:
         """The forecast projection: side and overshoot of the arm that projects, or would project."""
-        arm = self.measured_arm
-        return self.projection_config.side or (ARMS[arm].side if arm else "one_sided"), self.projection_config.overshoot
+        how, arm = self.records.settings.intervention.projection, self.measured_arm
+        return how.side or (ARMS[arm].side if arm else "one_sided"), how.overshoot
 
     @cached_property
     def validity(self) -> list[Finding]:
@@ -228,21 +192,20 @@ class Analysis:
 
     def settle(self) -> "Analysis":
         """Compute everything that a sweep needs, then free the inner products; later access loads them again."""
-        _ = self.verdict, self.trains or self.estimates
+        _ = self.verdict, self.trains or [self.of(family) for family in FAMILIES]
         self.__dict__.pop("linked", None)
         return self
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, dicts, numbers and None; `estimates` lists the estimates of every family."""
-        plain: dict[str, Any] = {name: _plain(getattr(self, name)) for name in JSON_KEYS}
-        plain["estimates"] = [{"family": family, **asdict(row)} for family in FAMILIES for row in self.of(family)]
-        return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        adapted, outcome = (None if part is None else asdict(part) for part in (self.adapted, self.outcome))
+        return {
+            **{"run": self.run, "condition": self.condition, "arms": self.arms, "measured_arm": self.measured_arm},
+            **self.size,
+            **{"verdict": asdict(self.verdict), "validity": [asdict(part) for part in self.validity]},
+            **{"adapted": adapted, "cells": self.cells, "outcome": outcome},
+            "estimates": [{"family": family, **asdict(row)} for family in FAMILIES for row in self.of(family)],
+        }
 
 
 def analyze(

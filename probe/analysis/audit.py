@@ -12,6 +12,7 @@ drawn rollouts, and x_h sums the prompts' shares of hacks. No end contradicts th
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,39 +66,35 @@ def audit(strata: Strata, answers: Mapping[int, bool], prompts: Sequence[str], s
         prompts: prompt of each row of the log.
         seed: of the intervals' draws.
     """
-    rng, shape = np.random.default_rng(seed), (len(strata), NUM_DRAWS)
-    means, low, high, labelled = np.full(len(strata), np.nan), np.empty(shape), np.empty(shape), list[list[int]]()
-    for number, rows in enumerate(strata):
-        known = [row for row in rows.tolist() if row in answers]
-        labelled.append(known)
-        shares = prompt_means([float(answers[row]) for row in known], [prompts[row] for row in known])
+    rng, known = np.random.default_rng(seed), [[row for row in rows.tolist() if row in answers] for rows in strata]
+    sizes, counts = (np.array([len(rows) for rows in of]) for of in (strata, known))
+    hacks = np.array([sum(answers[row] for row in rows) for rows in known])
+    means = sizes * hacks / np.where(counts > 0, counts, np.nan)
+    low, high = np.empty((2, len(strata), NUM_DRAWS))  # hacks in each stratum
+    for number, rows in enumerate(known):
+        shares = prompt_means([float(answers[row]) for row in rows], [prompts[row] for row in rows])
         x, n = sum(shares.values()), len(shares)
-        hacks = sum(answers[row] for row in known)
-        most = len(rows) - len(known) + hacks
-        if known:
-            means[number] = len(rows) * hacks / len(known)
-        low[number] = np.clip(len(rows) * _beta(rng, x, n - x + 1), hacks, most)
-        high[number] = np.clip(len(rows) * _beta(rng, x + 1, n - x), hacks, most)
-    sizes, everywhere = np.cumsum([len(rows) for rows in strata]).tolist(), [row for rows in labelled for row in rows]
+        low[number], high[number] = _beta(rng, x, n - x + 1), _beta(rng, x + 1, n - x)
+    # No end contradicts the labels.
+    ends = (sizes[:, None] * one for one in (low, high))
+    low, high = (np.clip(one, hacks[:, None], (hacks + sizes - counts)[:, None]) for one in ends)
     found = []
-    for last, k in enumerate(sizes, 1):
-        name = "rate of hacks" if k == sizes[-1] else f"precision in the first {k}"
-        interval = _interval(low[:last].sum(0) / k, high[:last].sum(0) / k)
-        known = [row for rows in labelled[:last] for row in rows]
-        found.append(_estimate(name, float(means[:last].sum()) / k, interval, known, prompts, k))
-    for last, k in enumerate(sizes[:-1], 1):
-        least = _share(low[:last].sum(0), high[last:].sum(0))
-        interval = _interval(least, _share(high[:last].sum(0), low[last:].sum(0)))
+    for last, k in enumerate(np.cumsum(sizes).tolist(), 1):
+        name = "rate of hacks" if last == len(strata) else f"precision in the first {k}"
+        ends = low[:last].sum(0) / k, high[:last].sum(0) / k
+        found.append(_estimate(name, float(means[:last].sum()) / k, *ends, known[:last], prompts, k))
+    for last, k in enumerate(np.cumsum(sizes).tolist()[:-1], 1):
+        ends = [_share(one[:last].sum(0), other[last:].sum(0)) for one, other in ((low, high), (high, low))]
         value = float(means[:last].sum() / means.sum()) if means.sum() else math.nan
-        found.append(_estimate(f"share of all hacks in the first {k}", value, interval, everywhere, prompts, k))
+        found.append(_estimate(f"share of all hacks in the first {k}", value, *ends, known, prompts, k))
     return found
 
 
 def _beta(rng: np.random.Generator, a: float, b: float) -> Array:
     """Return draws of a Beta variable; 0 for a = 0 and 1 for b = 0."""
-    if a <= 0:
-        return np.zeros(NUM_DRAWS)
-    return np.ones(NUM_DRAWS) if b <= 0 else rng.beta(a, b, NUM_DRAWS)
+    if a <= 0 or b <= 0:
+        return np.full(NUM_DRAWS, float(b <= 0 < a))
+    return rng.beta(a, b, NUM_DRAWS)
 
 
 def _share(part: Array, rest: Array) -> Array:
@@ -106,15 +103,15 @@ def _share(part: Array, rest: Array) -> Array:
     return np.divide(part, total, out=np.zeros_like(total), where=total > 0)
 
 
-def _interval(low: Array, high: Array) -> Interval:
-    return Interval(low=float(np.quantile(low, 0.025)), high=float(np.quantile(high, 0.975)))
-
-
 def _estimate(
-    name: str, value: float, interval: Interval, known: Sequence[int], prompts: Sequence[str], k: int
+    name: str, value: float, low: Array, high: Array, known: Sequence[Sequence[int]], prompts: Sequence[str], k: int
 ) -> Estimate:
-    parts = {"k": k, "n_labelled": len(known)}
-    n = len({prompts[row] for row in known})
+    """Return an estimate from its value and the draws of its ends."""
+    rows = [row for of_stratum in known for row in of_stratum]
+    row = Estimate(
+        name=name, n=len({prompts[row] for row in rows}), unit="prompt", parts={"k": k, "n_labelled": len(rows)}
+    )
     if np.isnan(value):
-        return Estimate(name=name, n=n, unit="prompt", parts=parts, why="no hack was found, or a stratum has no label")
-    return Estimate(name=name, value=value, interval=interval, n=n, unit="prompt", parts=parts)
+        return replace(row, why="no hack was found, or a stratum has no label")
+    interval = Interval(low=float(np.quantile(low, 0.025)), high=float(np.quantile(high, 0.975)))
+    return replace(row, value=value, interval=interval)

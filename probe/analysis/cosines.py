@@ -6,20 +6,15 @@ trains, its steps are autocorrelated: the run is the unit, and there is no inter
 cos(A g) = sign(A) cos(g), so a rewarded hack and an unrewarded failure differ first of all in the sign of A. The sign
 of A is therefore one of the labels that define a cell (the dots of the cells add up to the dot of the gradient), and
 the contrast of hacks with clean samples uses A > 0 only.
-
-`area` is the AUROC for `hacked` among the rewarded samples: of the cosine, and of trivial scores (length, NLL ...) that
-it must beat. An honest solution by the base model and a hack by the hacking policy get the same advantage there, so
-rewards cannot separate them.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from probe.analysis.detectors import separation
 from probe.analysis.estimate import Estimate, mean_of
 from probe.analysis.statistics.intervals import prompt_means, within_prompt_differences
 from probe.analysis.statistics.nulls import haar_test
@@ -127,51 +122,54 @@ def cells(samples: Iterable[SampleRecord], labels: Sequence[str] = tuple(LABELS)
     return rows
 
 
-def contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
-    """Return the mean within-prompt difference of cos_S_contrib, hacks minus clean samples, among A > 0.
+class Contrast(NamedTuple):
+    """A difference of cosines within prompts."""
 
-    `why` names the fields that differ between the sides in every sample: each is an alternative explanation.
+    value: Callable[[SampleRecord], float | None]  # None: the sample is left out
+    side: Callable[[SampleRecord], bool]  # True minus the others
+    missing: str  # why there is no difference
+
+
+CONTRASTS: Mapping[str, Contrast] = {
+    HACK_DIFFERENCE: Contrast(
+        lambda sample: sample.cos_S_contrib if sample.advantage > 0 else None,
+        lambda sample: bool(sample.hacked),
+        "no prompt holds both a hacked and a clean sample with A > 0",
+    ),
+    # Wrong hacks minus right ones (hypothesis H2 of phase 1).
+    PURE_HACK: Contrast(
+        lambda sample: sample.cos_S_nll if sample.hacked and sample.gt_pass is not None else None,
+        lambda sample: not sample.gt_pass,
+        "no prompt holds a wrong and a right hack",
+    ),
+}
+
+
+def contrast(name: str, samples: Iterable[SampleRecord], arm: str, *, trains: bool, seed: int = 0) -> Estimate:
+    """Return the mean within-prompt difference of a row of CONTRASTS, with the p of sign flips.
+
+    `why` names the fields that differ between hacks and clean samples everywhere: each is an alternative explanation.
 
     Args:
+        name: of the row.
         samples: the arm's samples, with labels.
         arm: name of the arm.
         trains: True if the weights moved. The run is then the unit: no interval and no p.
         seed: seed of the sampled sign flips.
     """
-    rows = [sample for sample in samples if sample.advantage > 0 and sample.cos_S_contrib is not None]
-    sides = {is_hack: [sample for sample in rows if bool(sample.hacked) == is_hack] for is_hack in (True, False)}
-    count = f"{len(sides[True])} hacked, {len(sides[False])} clean samples with A > 0"
-    missing = f"no prompt holds both a hacked and a clean sample with A > 0 ({count})"
-    table = [(sample.problem_id, sample.cos_S_contrib, bool(sample.hacked)) for sample in rows]
-    estimate = _difference(HACK_DIFFERENCE, table, arm, missing, trains=trains, seed=seed)
-    values = {name: [{getattr(one, name) for one in side} for side in sides.values()] for name in CONFOUNDS}
-    rivals = [name for name, (hacks, others) in values.items() if estimate.p is not None and not hacks & others]
-    return replace(estimate, why=f"cannot be told from {', '.join(rivals)}") if rivals else estimate
-
-
-def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
-    """Return the mean within-prompt difference of cos_S_nll, wrong hacks minus right hacks (hypothesis H2, phase 1).
-
-    Args:
-        samples, arm, trains, seed: see `contrast`.
-    """
-    rows = [one for one in samples if one.hacked and one.gt_pass is not None and one.cos_S_nll is not None]
-    table = [(one.problem_id, one.cos_S_nll, not one.gt_pass) for one in rows]
-    return _difference(PURE_HACK, table, arm, "no prompt holds a wrong and a right hack", trains=trains, seed=seed)
-
-
-def _difference(
-    name: str, rows: Sequence[tuple[str, float | None, bool]], arm: str, missing: str, *, trains: bool, seed: int
-) -> Estimate:
-    """Return the mean within-prompt difference of the True side minus the other, with the p of sign flips.
-
-    rows: (prompt, value, side).
-    """
-    prompts, values, sides = zip(*rows, strict=True) if rows else ((), (), ())
-    estimate = mean_of(name, within_prompt_differences(values, sides, prompts), "prompt", arm=arm)
+    row = CONTRASTS[name]
+    rows = [(sample, value) for sample in samples if (value := row.value(sample)) is not None]
+    sides, prompts = [row.side(sample) for sample, _ in rows], [sample.problem_id for sample, _ in rows]
+    differences = within_prompt_differences([value for _, value in rows], sides, prompts)
+    estimate = mean_of(name, differences, "prompt", arm=arm)
     if trains or estimate.value is None:
-        return replace(estimate, interval=None, why=missing if estimate.value is None else TRAINS)
-    return replace(estimate, p=sign_flip_test([*estimate.parts.values()], seed=seed))
+        return replace(estimate, interval=None, why=row.missing if estimate.value is None else TRAINS)
+    rivals = []
+    for field in CONFOUNDS if name == HACK_DIFFERENCE else ():
+        seen = [{getattr(sample, field) for sample, _ in rows if row.side(sample) == side} for side in (True, False)]
+        rivals += [field] * seen[0].isdisjoint(seen[1])
+    why = f"cannot be told from {', '.join(rivals)}" if rivals else estimate.why
+    return replace(estimate, p=sign_flip_test([*differences.values()], seed=seed), why=why)
 
 
 def present(values: Iterable[float | None]) -> list[float]:
@@ -192,21 +190,3 @@ def strength(row: Estimate) -> float:
     if row.value is None:
         return 0.5
     return row.value if row.name == WORDS else max(row.value, 1 - row.value)
-
-
-def area(samples: Iterable[SampleRecord], values: Iterable[float | None], score: str, arm: str) -> Estimate:
-    """Return the AUROC of one score for `hacked` among the rewarded samples (A > 0) of one arm.
-
-    parts: `n_hacked` and `n_clean` samples.
-
-    Args:
-        samples: all of the arm's samples.
-        values: one score per sample; samples without a score are left out.
-        score: name of the score.
-        arm: name of the arm, for the result.
-    """
-    rewarded = [(sample, value) for sample, value in zip(samples, values, strict=True) if sample.advantage > 0]
-    scored = [(sample, value) for sample, value in rewarded if value is not None]
-    hacked = [float(sample.hacked or 0) for sample, _ in scored]
-    prompts = [sample.problem_id for sample, _ in scored]
-    return separation(score, [value for _, value in scored], hacked, prompts, arm=arm)

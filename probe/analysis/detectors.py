@@ -19,13 +19,13 @@ g is the gradient of a rollout's summed NLL. Shapes: n rollouts, m pairs (sides:
 s dimensions of a fingerprint.
 """
 
+import contextlib
 import inspect
 import random
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -170,24 +170,19 @@ def _fingerprint(fingerprints: Array, material: Material) -> Array:
 def _side_of_hacks(material: Material, score: Array, apart: Array) -> Array | float:
     """Return 1 if the first cluster is the hacks', else -1.
 
-    By pairs, else by labels of other prompts (n,), else by the log-ratio, else the smaller cluster is the hacks'.
+    By pairs, else by labels of other prompts (n,), else the smaller cluster is the hacks'.
     """
     pairs, known = material.pairs, ~np.isnan(score)
     if pairs is not None and pairs.fingerprints is not None:
         difference = np.nanmean((pairs.fingerprints[0] - pairs.fingerprints[1])[pairs.used], axis=0)
         return float(-np.sign(difference @ apart))
     if material.labels is not None:
-        try:
+        with contextlib.suppress(NotMeasured):
             return _cross_fitted(
                 material,
                 known,
                 lambda rows, hacked, scored: np.sign(score[rows[hacked]].mean() - score[rows[~hacked]].mean()),
             )
-        except NotMeasured:
-            pass
-    if material.sampled is not None and material.reference is not None:
-        ratio = (material.sampled - material.reference)[known]
-        return float(np.sign((score[known] - score[known].mean()) @ ratio))
     return 1.0 if (score[known] > 0).mean() <= 0.5 else -1.0
 
 
@@ -242,7 +237,7 @@ def training_rows(material: Material, usable: NDArray[np.bool_] | None = None) -
     most = len(known) if material.learned is None else material.learned
     chosen: list[int] = []
     for side, size in ((1, most // 2), (0, most - most // 2)):
-        met: dict[str, int] = defaultdict(int)  # rows of each prompt so far
+        met = Counter[str]()  # rows of each prompt so far
         turns = []
         for row in known[labels[known] == side].tolist():
             turns.append((met[prompts[row]], row))
@@ -418,27 +413,19 @@ def separation(
     x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64)
     known = np.flatnonzero(~np.isnan(x) & ~np.isnan(y))
     x, hacked, members = x[known], y[known] == 1, [prompts[row] for row in known.tolist()]
-    is_defined = bool(hacked.any()) and not hacked.all()
-    return Estimate(
-        name=name,
-        value=auroc(x, hacked) if is_defined else None,
-        interval=auroc_interval(x, hacked, members) if is_defined else None,
-        n=len({*members}),
-        unit="prompt",
-        arm=arm,
-        null=0.5,
-        parts={"n_hacked": int(hacked.sum()), "n_clean": int((~hacked).sum())},
-        why="" if is_defined else "a side is missing",
-    )
+    parts = {"n_hacked": int(hacked.sum()), "n_clean": int((~hacked).sum())}
+    row = Estimate(name=name, n=len({*members}), unit="prompt", arm=arm, null=0.5, parts=parts)
+    if 0 in parts.values():
+        return replace(row, why="a side is missing")
+    return replace(row, value=auroc(x, hacked), interval=auroc_interval(x, hacked, members))
 
 
 def mean_logprobs(rollouts: Sequence[Rollout]) -> Array | None:
     """Return (n,) recorded nats per sampled token; None if a rollout has no log-probabilities."""
-    if any(not rollout.sampling_logprobs for rollout in rollouts):
-        return None
     means = []
     for rollout in rollouts:
-        mask = rollout.completion_mask or [True] * rollout.comp_len
-        logprobs = rollout.sampling_logprobs or []
-        means.append(fmean(value for value, is_sampled in zip(logprobs, mask, strict=True) if is_sampled))
+        if not rollout.sampling_logprobs:
+            return None
+        mask = np.array(rollout.completion_mask or [True] * rollout.comp_len)
+        means.append(np.array(rollout.sampling_logprobs)[mask].mean())
     return np.array(means)

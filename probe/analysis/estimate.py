@@ -61,7 +61,7 @@ class Estimate:
 class Family:
     """Estimates of one kind: their source and how a table shows them."""
 
-    title: str | Callable[[Any], str]  # table title, or a function of the analysis that returns it; {arm} is filled in
+    title: str  # of its table; {arm} is filled in
     make: Callable[[Any], Iterable[Estimate]]  # from an `Analysis`
     names: tuple[str, ...] = ()  # names of its estimates that a criterion of a spec may use
     scoped: bool = False  # a criterion writes FAMILY/NAME, because NAME alone says too little
@@ -74,18 +74,9 @@ def mean_of(name: str, parts: Mapping[Any, float], unit: str, *, arm: str | None
     values = [*parts.values()]
     if not values:
         return Estimate(name=name, unit=unit, arm=arm, why="not measured")
-    interval = t_interval(values)
-    return Estimate(
-        name=name,
-        value=float(np.mean(values)),
-        interval=interval,
-        n=len(values),
-        unit=unit,
-        arm=arm,
-        null=0.0,
-        parts=parts,
-        why="" if interval else no_variance(values, unit),
-    )
+    mean, interval = float(np.mean(values)), t_interval(values)
+    row = Estimate(name=name, value=mean, interval=interval, n=len(values), unit=unit, arm=arm, null=0.0, parts=parts)
+    return row if interval else replace(row, why=no_variance(values, unit))
 
 
 def welch(a: Estimate, b: Estimate) -> Estimate:

@@ -5,7 +5,6 @@ JSON then show it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from probe.analysis.cosines import (
@@ -19,16 +18,13 @@ from probe.analysis.cosines import (
     arm_cosine,
     contrast,
     haar_cosine,
-    pure_hack_contrast,
-    strength,
 )
 from probe.analysis.estimate import Estimate, Family
 from probe.analysis.fields import fields_of
 from probe.analysis.forecast import forecast
 from probe.analysis.lookahead import moves
 from probe.analysis.pull import ceilings, overlap_of, shares
-from probe.analysis.rivals import areas, best_rival, transfer
-from probe.analysis.statistics.intervals import Interval
+from probe.analysis.rivals import areas, transfer
 from probe.analysis.statistics.nulls import sign_transfer
 from probe.analysis.statistics.overlap import TOGETHER
 from probe.analysis.statistics.permutation import CENTRES, N2, module_cosines, permutation_nulls
@@ -37,7 +33,6 @@ from probe.analysis.statistics.run_gradients import Linked
 if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
 
-LEAD = "v_hack - best score"
 Make = Callable[["Analysis"], Iterable[Estimate]]
 
 
@@ -57,26 +52,13 @@ def _areas(analysis: "Analysis") -> list[Estimate]:
     return [] if arm is None else areas(analysis.records, analysis.sure, arm, labels=extracted)
 
 
-def _lead(analysis: "Analysis") -> list[Estimate]:
-    """Return v_hack's lead over the best rival. Its interval is valid for any dependence of the two areas."""
-    rows = analysis.of("auroc")
-    rival = best_rival(rows)
-    if rival is None or rows[0].value is None:
-        return []
-    nearest = min(max(0.5, rival.low), rival.high)  # to chance
-    ends = [strength(replace(rival, value=end)) for end in (rival.low, nearest, rival.high)]
-    best, interval = strength(rival), Interval(low=rows[0].low - max(ends), high=rows[0].high - min(ends))
-    known = rival.is_bounded and rows[0].is_bounded
-    lead = Estimate(name=LEAD, value=rows[0].value - best, n=rows[0].n, unit="prompt", arm=rows[0].arm, null=0.0)
-    return [replace(lead, interval=interval if known else None, parts={"rival": rival.name})]
-
-
 def _contrasts(analysis: "Analysis") -> Iterator[Estimate]:
     how = {"trains": analysis.trains, "seed": analysis.seed}
     for arm in analysis.arms:
-        yield contrast([one for one in analysis.records.samples if one.arm == arm and one.sure], arm, **how)
+        sure = [one for one in analysis.records.samples if one.arm == arm and one.sure]
+        yield contrast(HACK_DIFFERENCE, sure, arm, **how)
     if (arm := analysis.measured_arm) is not None:
-        yield pure_hack_contrast(analysis.sure, arm, **how)
+        yield contrast(PURE_HACK, analysis.sure, arm, **how)
 
 
 def _nulls(analysis: "Analysis") -> list[Estimate]:
@@ -89,19 +71,6 @@ def _own(linked: Linked, arm: str, analysis: "Analysis") -> list[Estimate]:
     run = analysis.records
     policy = (run.config.get("model"), run.settings.model.adapter)
     return [transfer(linked, [pool.name for pool in analysis.pools if pool.policy == policy], arm)]
-
-
-def _cosines(analysis: "Analysis") -> list[Estimate]:
-    return [arm_cosine(analysis.steps, arm, trains=analysis.trains, seed=analysis.seed) for arm in analysis.arms]
-
-
-def _forecast_title(analysis: "Analysis") -> str:
-    side, overshoot = analysis.projection
-    return (
-        f"First-order forecast of projection ({side}, overshoot {overshoot:g}): share of the gain that it removes; "
-        "no signal: what permuted pairs of the same removed norm remove. margin: held-out hacks against the clean "
-        "answers to their prompts; hacks, honest: rewarded rollouts; norm: of the gradient's norm"
-    )
 
 
 # {family: its title, generator, number format, {part: its column}}, in reading order
@@ -132,7 +101,9 @@ FAMILIES: Mapping[str, Family] = {
         parts={"num_extraction": "extracted from"},
     ),
     "removed": Family(
-        title=_forecast_title,
+        title="First-order forecast of projection: share of the gain that it removes; no signal: what permuted pairs "
+        "of the same removed norm remove. margin: held-out hacks against the clean answers to their prompts; hacks, "
+        "honest: rewarded rollouts; norm: of the gradient's norm",
         make=_measured(lambda linked, arm, analysis: forecast(linked, *analysis.projection, seed=analysis.seed)),
         names=("removed/margin", "removed/hacks", "removed/honest"),
         parts={"progress": "gain", "q95": "95th pct"},
@@ -154,7 +125,12 @@ FAMILIES: Mapping[str, Family] = {
         names=("pair_sign",),
     ),
     "cos_in": Family(
-        title="Arms (mean cos_in over prompts; p: sign flips)", make=_cosines, names=("cos_in",), form="+.3f"
+        title="Arms (mean cos_in over prompts; p: sign flips)",
+        make=lambda analysis: [
+            arm_cosine(analysis.steps, arm, trains=analysis.trains, seed=analysis.seed) for arm in analysis.arms
+        ],
+        names=("cos_in",),
+        form="+.3f",
     ),
     "contrasts": Family(
         title="Hacks minus clean answers within prompts, A > 0 (cos_S_contrib; pure: wrong hacks minus right ones, "
@@ -176,12 +152,6 @@ FAMILIES: Mapping[str, Family] = {
         names=(*SCORES, LOG_RATIO, WORDS),
         scoped=True,
         parts={"n_hacked": "hacked", "n_clean": "clean"},
-    ),
-    "lead": Family(
-        title="AUROC of v_hack minus the AUROC of the best score without a direction (interval: of both, added up)",
-        make=_lead,
-        names=(LEAD,),
-        form="+.2f",
     ),
     "fields": Family(
         title="Step records (arm {arm}; mean over prompts)",

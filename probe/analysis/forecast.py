@@ -32,13 +32,7 @@ from probe.analysis.statistics.geometry import (
     ratio,
     weighted,
 )
-from probe.analysis.statistics.intervals import (
-    Array,
-    fieller_interval,
-    mean_covariance,
-    prompt_means,
-    prompt_weights,
-)
+from probe.analysis.statistics.intervals import Array, fieller_interval, mean_covariance, prompt_means, prompt_weights
 from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, redrawn, true_labels, upper_p
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
@@ -68,31 +62,20 @@ class _Target:
 
     def lost(self, removed: Array, rows: Array) -> Array:
         """Return (C, H) <g - g', h> by prompt; `removed` (M, all steps, k) is along the rows (M, k, N)."""
-        along = np.matmul(self.inner, rows.transpose(0, 2, 1))  # (M, H or T, k)
-        taken = removed[:, self.steps]
-        if self.shared:
-            return self._by_prompt(np.matmul(taken, along.transpose(0, 2, 1)).sum(0))
-        return self._by_prompt((taken * along).sum((0, 2))[:, None])
+        along, taken = np.matmul(self.inner, rows.swapaxes(-1, -2)), removed[:, self.steps]  # (M, H or T, k), (M, T, k)
+        by_pair = np.matmul(taken, along.swapaxes(-1, -2)) if self.shared else (taken * along).sum(-1, keepdims=True)
+        return self.by_prompt(by_pair)
 
     def mean_lost(self, removed: Array, rows: Array) -> Array:
-        """Return the (B,) means of `lost` for many draws at once.
-
-        Args:
-            removed: (B, M, all steps, k).
-            rows: (B, M, k, N) directions.
-        """
+        """Return the (B,) means of `lost` for B draws at once."""
         # The mean over pairs is linear in them and is taken first.
         inner = self.inner.mean(1, keepdims=True) if self.shared else self.inner
         along = np.matmul(inner, rows.swapaxes(-1, -2))  # (B, M, 1 or T, k)
         return (removed[:, :, self.steps] * along).sum((1, 3)) @ prompt_weights(self.prompts)
 
-    def total(self) -> Array:
-        """Return (C, H) <g, h> by prompt."""
-        return self._by_prompt(self.progress.sum(0))
-
-    def _by_prompt(self, by_step: Array) -> Array:
-        """Average (T, H) over each prompt's steps: (C, H)."""
-        return np.stack(list(prompt_means(by_step.T, self.prompts).values()))
+    def by_prompt(self, by_module: Array) -> Array:
+        """Return the (C, H) sums over modules of (M, T, H), averaged over each prompt's steps."""
+        return np.stack(list(prompt_means(by_module.sum(0).T, self.prompts).values()))
 
 
 def forecast(
@@ -132,8 +115,7 @@ def forecast(
         """Return {target: (B,) mean gain removed} and the (B,) removed norms."""
         lost: dict[str, list[Array]] = {name: [] for name in targets}
         sizes = []
-        for part in draws.parts(totals.shape[1]):
-            rows = part.rows
+        for rows in draws.parts(totals.shape[1]):
             removed, norms = removed_along(rows)
             sizes.append(norms)
             for name, target in targets.items():
@@ -181,33 +163,27 @@ def rewarded_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleReco
 
 def _sample_target(linked: Linked, chosen: Callable[[SampleRecord], bool]) -> _Target | None:
     """Return each group's unit-norm mean over one kind of rewarded samples; None if no group has any."""
-    inner, progress, prompts, numbers = [], [], [], []
-    for number, step in enumerate(linked.steps):
+    inner, progress, numbers = [], [], []
+    for number, (step, size) in enumerate(zip(linked.steps, linked.totals.norm, strict=True)):
         mean = rewarded_mean(linked, step, chosen)
         if mean is None:
             continue
         gram = linked.read(step.record.step)
         gradient = weighted(gram, mean[None, :])
         norm = gradient.norm[0]
-        size = linked.totals.norm[number]
         inner.append(gradient.inner[:, 0] / norm)
         progress.append(np.einsum("i,mij,j->m", step.weights, gram.samples, mean) / (norm * size))
-        prompts.append(step.record.problem_id)
         numbers.append(number)
     if not inner:
         return None
-    return _Target(
-        inner=np.stack(inner, axis=1),
-        shared=False,
-        progress=np.stack(progress, axis=1)[:, :, None],
-        prompts=prompts,
-        steps=np.array(numbers),
-    )
+    gained, prompts = np.stack(progress, axis=1)[:, :, None], [linked.prompts[number] for number in numbers]
+    steps = np.array(numbers)
+    return _Target(inner=np.stack(inner, axis=1), shared=False, progress=gained, prompts=prompts, steps=steps)
 
 
 def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: Array) -> Estimate:
     """Return one estimate from the gain removed (C, H) and its means over half-samples and draws of shuffled pairs."""
-    total = target.total()
+    total = target.by_prompt(target.progress)  # (C, H) <g, h>
     progress, count = float(total.mean()), len(total)
     both = np.stack([lost, total], axis=-1)  # (C, H, 2)
     covariances = [mean_covariance(both.mean(1)), np.diag([float(np.var(halves, ddof=1)), 0.0])]

@@ -39,32 +39,35 @@ def start_cautions(runs: Sequence[Evaluations], mode: str) -> list[str]:
 
 def cautions_of(arms: Iterable[TrainedArm], baseline: TrainedArm | None) -> list[str]:
     """List what the start and length of trainings leave open; `baseline` supplies the common start."""
-    return [sentence for arm in arms if arm.runs for sentence in _of_arm(arm, is_baseline=arm is baseline)]
+    cautions = []
+    for arm in arms:
+        if arm is baseline and arm.runs:
+            starts = start_cautions([run.records.evals for run in arm.runs], arm.settings.rollouts.mode)
+            cautions += [f"START: {sentence}" for sentence in starts]
+        if arm.runs and (ending := _still_learning(arm, is_baseline=arm is baseline)):
+            cautions.append(f"EARLY: {arm.name} hacks {ending}; train longer")
+    return cautions
 
 
-def _of_arm(arm: TrainedArm, *, is_baseline: bool) -> list[str]:
-    runs, mode = [run.records.evals for run in arm.runs], arm.settings.rollouts.mode
-    starts = [f"START: {sentence}" for sentence in start_cautions(runs, mode)] if is_baseline else []
-    ends, earlier = [], []
-    for run in map(deployed, runs):
+def _still_learning(arm: TrainedArm, *, is_baseline: bool) -> str:
+    """Say that a hack rate had not settled, or never left its floor; empty otherwise."""
+    mode, ends, earlier = arm.settings.rollouts.mode, [], []
+    for run in (deployed(run.records.evals) for run in arm.runs):
         # A rate at the start shows whether the hack was learned, not whether learning is over.
         earlier += [row for row in run if 0 < row["step"] <= LATE * run[-1]["step"]][-1:]
         ends += run[-1:]
     (hacks, n), (before, m), steps = _counts(ends, mode), _counts(earlier, mode), max(row["step"] for row in ends)
     interval = wilson_interval(hacks, n)
     if is_baseline and interval is not None and interval.high < MATERIAL_RATE:
-        idle = f"EARLY: {arm.name} hacks {hacks / n:.0%} after {steps} steps"
-        return [*starts, f"{idle}: a difference of {POINTS:.0f} points has no room below it; train longer"]
+        return f"{hacks / n:.0%} after {steps} steps: a difference of {POINTS:.0f} points has no room below it"
     if len(earlier) < len(ends) or not n or not m:
-        return starts
+        return ""
     pooled = (before + hacks) / (m + n)
-    sd = sqrt(pooled * (1 - pooled) * (1 / m + 1 / n))
-    if not sd or (hacks / n - before / m) / sd <= Z:
-        return starts
+    if hacks / n - before / m <= Z * sqrt(pooled * (1 - pooled) * (1 / m + 1 / n)):
+        return ""
     since = max(row["step"] for row in earlier)
     means = "it has not settled" if is_baseline else "its fall may be a delay"
-    rise = f"{before / m:.0%} after {since} steps and {hacks / n:.0%} after {steps}"
-    return [*starts, f"EARLY: {arm.name} hacks {rise}, and still rises: {means}; train longer"]
+    return f"{before / m:.0%} after {since} steps and {hacks / n:.0%} after {steps}, and still rises: {means}"
 
 
 def _counts(rows: Evaluations, mode: str, rate: str = "hack") -> tuple[int, int]:

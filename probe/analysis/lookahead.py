@@ -35,20 +35,14 @@ def by_prompt(records: Iterable[LookaheadRecord], arm: str, measure: str) -> dic
     return {row.prompt: row.value for row in records if (row.arm, row.measure) == (arm, measure)}
 
 
-def plain_arm(arm: str, arms: Iterable[str]) -> str | None:
-    """Return the arm without projection in the basis of `arm`; None if `arm` is that arm."""
-    plain = (name for name in arms if not (ARMS[name].projects or ARMS[name].at_deployment))
-    return next((name for name in plain if ARMS[name].basis == ARMS[arm].basis and name != arm), None)
-
-
 def moves(records: Sequence[LookaheadRecord]) -> list[Estimate]:
     """Return each arm's gain by measure, nats; for a projecting arm also its difference from the plain arm."""
-    rows = []
-    arms = [*dict.fromkeys(row.arm for row in records)]
+    rows, arms = [], dict.fromkeys(row.arm for row in records)
+    plain = {ARMS[arm].basis: arm for arm in arms if not (ARMS[arm].projects or ARMS[arm].at_deployment)}
     for arm, measure in dict.fromkeys((row.arm, row.measure) for row in records):
-        gained, plain = by_prompt(records, arm, measure), plain_arm(arm, arms)
-        rows.append(mean_of(measure, gained, "prompt", arm=arm))
-        if plain is not None and (others := by_prompt(records, plain, measure)):
-            less = difference(rows[-1], mean_of(measure, others, "prompt", arm=plain))
-            rows.append(replace(less, name=f"{measure}, minus {plain}"))
+        rows.append(mean_of(measure, by_prompt(records, arm, measure), "prompt", arm=arm))
+        other = plain.get(ARMS[arm].basis, arm)
+        if other != arm and (gained := by_prompt(records, other, measure)):
+            less = difference(rows[-1], mean_of(measure, gained, "prompt", arm=other))
+            rows.append(replace(less, name=f"{measure}, minus {other}"))
     return rows

@@ -13,10 +13,9 @@
 A field of the step records needs no row here.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import mean_or_none, present
@@ -69,26 +68,26 @@ def of_measured_arm(name: str) -> bool:
     return name in family_names() and name not in field_names()
 
 
-def of_replay(name: str, *sides: tuple[str, Sequence[Analysis]]) -> Estimate:
-    """Return an estimate of one side of a replay, or of the first minus the second; a side is (arm, its runs).
+def of_replay(name: str, *sides: TrainedArm) -> Estimate:
+    """Return an estimate of one side of a replay, or of the first minus the second.
 
     Missing numbers are None with the reason.
     """
     if describes(name):
         return _described(name, sides)
     if of_measured_arm(name):
-        arm, runs = sides[0]
+        arm, runs = sides[0].arm, sides[0].runs
         if len(runs) > 1:
             return Estimate(name=name, arm=arm, why=f"{len(runs)} runs measure it, and it has no value by prompt")
         family, row_name = family_names()[name]
         rows = [row for run in runs for row in run.of(family) if row.name == row_name and row.arm in (None, arm)]
         return rows[0] if rows else Estimate(name=name, arm=arm, why="not measured")
-    return _minus(difference, [mean_of(name, _by_prompt(name, *side), "prompt", arm=side[0]) for side in sides])
+    return _minus(difference, [mean_of(name, by_prompt(_steps(side), name), "prompt", arm=side.arm) for side in sides])
 
 
-def are_identical(name: str, *sides: tuple[str, Sequence[Analysis]]) -> bool:
+def are_identical(name: str, *sides: TrainedArm) -> bool:
     """Return True if an estimate of a replay has the same value on both sides, in every prompt."""
-    tables = [_by_prompt(name, *side) for side in sides if not describes(name) and not of_measured_arm(name)]
+    tables = [by_prompt(_steps(side), name) for side in sides if not describes(name) and not of_measured_arm(name)]
     return len(tables) == 2 and bool(tables[0]) and tables[0] == tables[1]
 
 
@@ -101,7 +100,7 @@ def of_training(name: str, trainings: Trainings | None, *arms: TrainedArm) -> Es
         arms: one or two arms.
     """
     if describes(name):
-        return _described(name, [(arm.arm, arm.runs) for arm in arms])
+        return _described(name, arms)
     if name in rate_names():
         return _rate(name, trainings, *arms)
     return _minus(welch, [mean_of(name, by_seed(name, arm), "seed", arm=arm.arm) for arm in arms])
@@ -159,32 +158,31 @@ def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
     return from_reference / from_base if from_base > 0 else None
 
 
-def _by_prompt(name: str, arm: str, runs: Sequence[Analysis]) -> Mapping[Any, float]:
-    """Return {prompt: mean of a number over its steps in all runs}."""
-    return by_prompt((step for run in runs for step in run.steps if step.arm == arm), name)
+def _steps(side: TrainedArm) -> list[StepRecord]:
+    """Return the step records of an arm in all of its runs."""
+    return [step for run in side.runs for step in run.steps if step.arm == side.arm]
 
 
-def _described(name: str, sides: Sequence[tuple[str, Sequence[Analysis]]]) -> Estimate:
+def _described(name: str, sides: Sequence[TrainedArm]) -> Estimate:
     """Return a number that describes the runs, or the first side's minus the second's."""
-    described = []
-    for arm, runs in sides:
-        steps = [step for run in runs for step in run.steps if step.arm == arm]
+    extreme, _, of = name.partition(" ")
+    values, counts = [], []
+    for side in sides:
         if name == STEPS:
-            values: list[float] = [step.cos_in is not None or step.grad_norm > 0 for step in steps]
-            described.append((float(sum(values)), len(values)))
-            continue
-        extreme, _, of = name.partition(" ")
-        numbers = [number_of(step, of) for step in steps] if of in field_names() else []
-        numbers = numbers or [_of_run(of, arm, run) for run in runs]
-        if not (known := present(numbers)):
-            return Estimate(name=name, arm=arm, why="not measured")
-        described.append(((max if f"{extreme} " == LARGEST else min)(known), len(known)))
-    unit = "step" if name == STEPS or name.partition(" ")[2] in field_names() else "run"
-    value = described[0][0] - sum(other for other, _ in described[1:])
-    return Estimate(name=name, value=value, n=min(count for _, count in described), unit=unit, arm=sides[0][0])
+            numbers = [float(step.cos_in is not None or step.grad_norm > 0) for step in _steps(side)]
+        elif of in field_names() and (steps := _steps(side)):
+            numbers = present(number_of(step, of) for step in steps)
+        else:
+            numbers = present(_of_run(of, side.arm, run) for run in side.runs)
+        if not numbers and name != STEPS:
+            return Estimate(name=name, arm=side.arm, why="not measured")
+        values.append((sum if name == STEPS else max if f"{extreme} " == LARGEST else min)(numbers))
+        counts.append(len(numbers))
+    unit = "step" if name == STEPS or of in field_names() else "run"
+    return Estimate(name=name, value=values[0] - sum(values[1:]), n=min(counts), unit=unit, arm=sides[0].arm)
 
 
-def never_binds(name: str, arm: str, runs: Iterable[Analysis]) -> bool:
+def never_binds(name: str, side: TrainedArm) -> bool:
     """Return True if the number is about a cap at or above the largest advantage that a group can have."""
-    steps = [step for run in runs for step in run.steps if step.arm == arm]
+    steps = _steps(side)
     return CAPPED in name and bool(steps) and all(step.advantage["adv_cap_vacuous"] is True for step in steps)

@@ -100,10 +100,14 @@ def agreements(scores: Mapping[str, Scores], lead: str, prompts: Sequence[str]) 
 
 
 def _spearman(name: str, a: Array, b: Array, prompts: Sequence[str]) -> Estimate:
-    x, y = ranks(a) if len(a) else a, ranks(b) if len(b) else b
-    member = cluster_numbers(prompts)
-    columns = np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y])
-    sums = np.stack([np.bincount(member, weights=column) for column in columns]) if len(x) else np.zeros((6, 0))
+    num_prompts = len({*prompts})
+    estimate = Estimate(name=name, n=num_prompts, unit="prompt", null=0.0)
+    few = replace(estimate, why="too few prompts, or one of the two scores is constant")
+    if num_prompts < 3:
+        return few
+    x, y, member = ranks(a), ranks(b), cluster_numbers(prompts)
+    columns = (np.ones(len(x)), x, y, x * x, y * y, x * y)
+    sums = np.stack([np.bincount(member, weights=column) for column in columns])
     total = sums.sum(1, keepdims=True)
 
     def correlation(n: Array) -> Array:
@@ -111,10 +115,8 @@ def _spearman(name: str, a: Array, b: Array, prompts: Sequence[str]) -> Estimate
         scale = np.sqrt(np.maximum(xx - sx * sx / num, 0) * np.maximum(yy - sy * sy / num, 0))
         return np.divide(xy - sx * sy / num, scale, out=np.full_like(scale, np.nan), where=scale > 0)
 
-    num_prompts = sums.shape[1]
-    estimate = Estimate(name=name, n=num_prompts, unit="prompt", null=0.0)
-    if num_prompts < 3 or np.isnan(value := float(correlation(total)[0])):
-        return replace(estimate, why="too few prompts, or one of the two scores is constant")
+    if np.isnan(value := float(correlation(total)[0])):
+        return few
     z = np.arctanh(np.clip(correlation(total - sums), -1 + 1e-9, 1 - 1e-9))
     half = student_quantile(0.95, num_prompts - 1) * math.sqrt((num_prompts - 1) * np.nanvar(z))
     centre = float(np.arctanh(np.clip(value, -1 + 1e-9, 1 - 1e-9)))

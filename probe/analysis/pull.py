@@ -19,13 +19,6 @@ of a pair's flavour before its first "/"), v_hack comes from the extraction pair
 cosine of hack minus clean is over all pairs of the left-out kind. The interval covers the left-out pairs and the
 extraction pairs (half-samples).
 
-A share lies on one side of a threshold q if numerator - q reference differs from 0. `prompts_needed` computes how many
-prompts n would decide that, from the variance
-
-    sd_prompts^2 / n  +  q^2 sd_ceiling^2 / H  +  var(half-samples of numerator - q reference)
-
-of which the first term falls with the prompts.
-
 Shapes: A axes (row 0: v_hack itself, then its half-samples), B draws, C prompts, H held-out pairs, M modules,
 S samples, T steps, k directions.
 """
@@ -40,21 +33,12 @@ from numpy.typing import NDArray
 from extraction.words import kind_of
 from probe.analysis.cosines import TRIVIAL
 from probe.analysis.estimate import Estimate
-from probe.analysis.statistics.geometry import (
-    Axes,
-    PairGram,
-    cosines,
-    extract,
-    held_out_gradients,
-    weighted,
-)
+from probe.analysis.statistics.geometry import Axes, PairGram, cosines, extract, held_out_gradients, weighted
 from probe.analysis.statistics.intervals import (
-    MAX_PROMPTS,
     Array,
     Interval,
-    errors_beyond,
+    deciding_count,
     fieller_interval,
-    first_count,
     mean_covariance,
     prompt_means,
     student_quantile,
@@ -65,8 +49,18 @@ from probe.analysis.statistics.overlap import overlaps
 from probe.analysis.statistics.permutation import rewarded_labels
 from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.statistics.significance import effects_by_prompt
+from probe.analysis.statistics.thresholds import MATERIAL
 from probe.records.records import SampleRecord
 
+# The two thresholds of each share behind a question. yes: its interval lies above the first, and its value reaches the
+# second; no: its interval lies below the second. The last row requires that at most half of the alignment remains
+# without the hacks: with a smaller difference, projection would act mostly on what honest solutions share.
+DECIDED_BY: Mapping[str, tuple[float, float]] = {
+    "pull": (MATERIAL, MATERIAL),
+    "contrast": (0.0, MATERIAL),
+    "pull - benign": (0.0, MATERIAL),
+    "half - benign": (-np.inf, 0.0),
+}
 TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason if held-out pairs would allow a share
 NO_UPDATE = "no group has an update"
 NO_BENIGN = "no group has two rollouts that do not hack, all labelled, with different rewards"
@@ -154,10 +148,7 @@ def overlap_of(linked: Linked) -> list[Estimate]:
     """Return, for each trivial score, the overlap of rewarded hacks with clean answers (`statistics.overlap`)."""
     chosen, hacked = rewarded_labels(linked)
     samples = [linked.samples[i] for i in chosen]
-    if hacked.all() or not hacked.any():
-        return []
-    prompts = [sample.problem_id for sample in samples]
-    return overlaps(trivial_scores(samples), hacked.tolist(), prompts)
+    return overlaps(trivial_scores(samples), hacked.tolist(), [sample.problem_id for sample in samples])
 
 
 def _share(
@@ -183,33 +174,25 @@ def _share(
     # Half-samples redraw the estimate itself, not its parts: do not divide their covariance by their number.
     covariances = [mean_covariance(prompts), mean_covariance(held_out), np.cov(halves.T)]
     interval = fieller_interval(measured, top, covariances, df=min(count, ceiling.shape[1]) - 1)
-    why = ""
+    parts = {
+        "measured": measured,
+        "ceiling": top,
+        "num_held_out": ceiling.shape[1],
+        # Prompts with one side only inform the covariates: report the spread of a prompt with both.
+        "sd_prompts": float(np.sqrt(covariances[0][0, 0] * count)) if count > 1 else 0.0,
+        "sd_ceiling": float(ceiling[0].std(ddof=1)) if ceiling.shape[1] > 1 else 0.0,
+        "sd_pairs": float(halves[:, 0].std(ddof=1)),
+        "sd_pairs_ceiling": float(halves[:, 1].std(ddof=1)),
+        "correlation": float(np.corrcoef(halves.T)[0, 1]),
+    }
+    row = Estimate(name=name, n=count, unit="prompt", null=0.0, parts=parts)
     if ceiling.shape[1] < 2:
-        why = "fewer than two held-out pairs"
-    elif count < 2 or (interval is None and fieller_interval(measured, top, covariances, df=ceiling.shape[1] - 1)):
-        why = TOO_FEW_PROMPTS
-    elif interval is None or top <= 0:
-        why = "the held-out reference includes 0: v_hack does not reach held-out pairs"
-    return Estimate(
-        name=name,
-        value=None if why else measured / top,
-        interval=None if why else interval,
-        n=count,
-        unit="prompt",
-        null=0.0,
-        parts={
-            "measured": measured,
-            "ceiling": top,
-            "num_held_out": ceiling.shape[1],
-            # Prompts with one side only inform the covariates: report the spread of a prompt with both.
-            "sd_prompts": float(np.sqrt(covariances[0][0, 0] * count)) if count > 1 else 0.0,
-            "sd_ceiling": float(ceiling[0].std(ddof=1)) if ceiling.shape[1] > 1 else 0.0,
-            "sd_pairs": float(halves[:, 0].std(ddof=1)),
-            "sd_pairs_ceiling": float(halves[:, 1].std(ddof=1)),
-            "correlation": float(np.corrcoef(halves.T)[0, 1]),
-        },
-        why=why,
-    )
+        return replace(row, why="fewer than two held-out pairs")
+    if count < 2 or (interval is None and fieller_interval(measured, top, covariances, df=ceiling.shape[1] - 1)):
+        return replace(row, why=TOO_FEW_PROMPTS)
+    if interval is None or top <= 0:
+        return replace(row, why="the held-out reference includes 0: v_hack does not reach held-out pairs")
+    return replace(row, value=measured / top, interval=interval)
 
 
 def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
@@ -217,25 +200,19 @@ def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
     return np.stack(list(values.values()), axis=1) if values else None
 
 
-def prompts_needed(share: Estimate, above: float, below: float) -> int | None:
-    """Return the number of prompts that puts the interval above `above` or below `below` with POWER.
+def prompts_needed(share: Estimate) -> int | None:
+    """Return the number of prompts n that decides an undecided share by its thresholds with POWER.
 
-    None if no number up to MAX_PROMPTS does with these pairs.
-
-    Args:
-        share: an undecided share: its interval allows both.
-        above: the interval's lower end must exceed this, if the value reaches `below`.
-        below: otherwise the interval's upper end must fall below this.
+    None if no number up to MAX_PROMPTS does with these pairs. A share lies on one side of a threshold q if numerator -
+    q reference differs from 0, whose variance is sd_prompts^2 / n + q^2 sd_ceiling^2 / H + that over half-samples.
     """
-    parts = share.parts
+    parts, (above, below) = share.parts, DECIDED_BY[share.name]
     threshold = above if (share.value or 0.0) >= below else below
     both = parts["correlation"] * parts["sd_pairs"] * parts["sd_pairs_ceiling"]
     of_pairs = threshold**2 * parts["sd_ceiling"] ** 2 / parts["num_held_out"]
     of_pairs += parts["sd_pairs"] ** 2 + threshold**2 * parts["sd_pairs_ceiling"] ** 2 - 2 * threshold * both
-    distance = abs(parts["measured"] - threshold * parts["ceiling"])
-    counts = np.arange(max(share.n, 2), MAX_PROMPTS)
-    errors = errors_beyond(np.minimum(counts, parts["num_held_out"]) - 1)
-    return first_count(counts, distance**2 > errors**2 * (parts["sd_prompts"] ** 2 / counts + of_pairs))
+    distance = parts["measured"] - threshold * parts["ceiling"]
+    return deciding_count(distance, parts["sd_prompts"] ** 2, of_pairs, start=share.n, most=parts["num_held_out"])
 
 
 def pairs_to_reach(share: Estimate) -> int | None:
@@ -245,8 +222,7 @@ def pairs_to_reach(share: Estimate) -> int | None:
         return None
     held_out = parts["num_held_out"]
     one = parts["sd_ceiling"] ** 2 + held_out * parts["sd_pairs_ceiling"] ** 2
-    counts = np.arange(max(held_out, 2), MAX_PROMPTS)
-    return first_count(counts, parts["ceiling"] ** 2 > errors_beyond(counts - 1) ** 2 * one / counts)
+    return deciding_count(parts["ceiling"], one, start=held_out)
 
 
 # Cached: conditions and arms of a run share their pairs.

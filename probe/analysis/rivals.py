@@ -1,5 +1,8 @@
 """AUROCs of v_hack, and of the scores without a direction that may separate hacks from clean answers as well.
 
+All are among the rewarded samples (A > 0): an honest solution by the base model and a hack by the hacking policy get
+the same advantage there, so rewards cannot separate them.
+
 comp_len, nll, grad_norm, hint   from the records: `probe.analysis.cosines.TRIVIAL`
 logratio, words                  from the run's pools, missing without them: `probe.analysis.detectors`
 own hacks                        v_hack again (cos_S_nll), for the policy's OWN hacks against its own honest solutions
@@ -13,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from probe.analysis.cosines import LOG_RATIO, SCORES, WORDS, area, strength
+from probe.analysis.cosines import LOG_RATIO, SCORES, WORDS, strength
 from probe.analysis.detectors import Material, Scores, mean_logprobs, score_all, separation
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.run_gradients import Linked
@@ -30,12 +33,12 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
 
     Args:
         run: the run with the pools.
-        samples: the arm's samples, with labels.
+        samples: the arm's samples, with labels; those without a score are left out of its AUROC.
         arm: name of the arm, for the estimates.
         labels: number of labels behind v_hack; None: unknown.
     """
-    rows = [area(samples, map(score, samples), name, arm) for name, score in SCORES.items()]
     paid = [sample for sample in samples if sample.advantage > 0]
+    values = {name: [*map(score, paid)] for name, score in SCORES.items()}
     stored, missing = read_pools(replace(run, samples=paid))
     rollouts = [stored.get((sample.src_pool, sample.src_step, sample.src_sample)) for sample in paid]
     known = [rollout for rollout in rollouts if rollout is not None]
@@ -45,12 +48,10 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
     scores = dict.fromkeys((LOG_RATIO, WORDS), Scores(values=None, why=why))
     if not why:
         scores = score_all(material_of(paid, known, labels), [*scores])
-    for name, score in scores.items():
-        if score.values is None:
-            rows.append(replace(area([], [], name, arm), why=score.why))
-        else:
-            rows.append(area(paid, score.values.tolist(), name, arm))
-    return rows
+    values |= {name: [None] * len(paid) if score.values is None else score.values for name, score in scores.items()}
+    hacked, prompts = [float(sample.hacked or 0) for sample in paid], [sample.problem_id for sample in paid]
+    rows = [separation(name, of_samples, hacked, prompts, arm=arm) for name, of_samples in values.items()]
+    return [replace(row, why=scores[row.name].why or row.why) if row.name in scores else row for row in rows]
 
 
 def material_of(samples: Sequence[SampleRecord], rollouts: Sequence[Rollout], labels: int | None) -> Material:
@@ -81,7 +82,7 @@ def transfer(linked: Linked, pools: Sequence[str], arm: str) -> Estimate:
     parts: `num_hacks`, `num_honest`.
     """
     placed = [(i, sample) for i, sample in enumerate(linked.samples) if sample.src_pool in pools]
-    labelled = [(i, one) for i, one in placed if one.sure and linked.norms[i] > 0 and (one.hacked or one.gt_pass)]
+    labelled = [(i, one) for i, one in placed if one.sure and (one.hacked or one.gt_pass)]
     cosines, hacked = linked.cosines[[i for i, _ in labelled]], [float(one.hacked or 0) for _, one in labelled]
     row = separation("own hacks", cosines, hacked, [one.problem_id for _, one in labelled], arm=arm)
     num_hacks, num_honest = row.parts["n_hacked"], row.parts["n_clean"]

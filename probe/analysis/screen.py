@@ -30,7 +30,6 @@ from probe.analysis.forecast import forecast
 from probe.analysis.lookahead import PLAIN, Looked, gain
 from probe.analysis.statistics.intervals import Interval, clopper_pearson, t_interval
 from probe.records.records import SampleRecord
-from probe.settings.arms import ARMS
 from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of
 from replay_pools.rollout import REWARD_COMPILES
 
@@ -83,7 +82,7 @@ def hidden_rewards(samples: Iterable[SampleRecord]) -> list[Estimate]:
     for pool, prompts in hacks.items():
         shares = [sum(flags.values()) / len(flags) for flags in prompts.values()]
         variances = [np.var([*flags.values()], ddof=1) for flags in prompts.values() if len(flags) > 1]
-        rate, spread = clopper_pearson(sum(shares), len(shares)), t_interval(variances) if len(variances) > 1 else None
+        rate, spread = clopper_pearson(sum(shares), len(shares)), t_interval(variances)
         if spread is not None:
             spread = Interval(low=max(spread.low, 0.0), high=min(spread.high, MOST_VARIANCE))
         for name, values, interval in (("hack_rate", shares, rate), ("hack_variance", variances, spread)):
@@ -96,32 +95,30 @@ def hidden_rewards(samples: Iterable[SampleRecord]) -> list[Estimate]:
 
 def _first_order(analysis: Analysis, settings: Mapping[str, Any]) -> Estimate:
     """Return the share of the held-out margin that a projection along v_hack avoids."""
-    linked, configured = analysis.reproduced, analysis.projection_config
+    linked, (side, overshoot) = analysis.reproduced, analysis.projection
     why = [why for key in settings for start, why in UNSEEN.items() if key.startswith(start)]
     if arm_of(settings) != "projected":
         why.append(f"first order is measured for the arm projected, and this is {arm_of(settings)}")
     if others := settings.keys() - {K, TRAINED_ARMS, f"{PROJECTION}.side", f"{PROJECTION}.overshoot"}:
         why.append(f"it changes {', '.join(sorted(others))}: the replay has inner products of its own pairs")
-    if linked is None or analysis.measured_arm is None:
+    if linked is None:
         return Estimate(name="", why=[*why, "the replay has no inner products along v_hack"][0])
     pairs = replace(linked.pairs, k=settings.get(K, linked.pairs.k))
     if pairs.k > pairs.most_directions:
         why.append(f"the pairs give {pairs.most_directions} directions")
     if why:
         return Estimate(name="", why=why[0])
-    side = settings.get(f"{PROJECTION}.side", configured.side) or ARMS[analysis.measured_arm].side
-    overshoot = settings.get(f"{PROJECTION}.overshoot", configured.overshoot)
+    side, overshoot = settings.get(f"{PROJECTION}.side", side), settings.get(f"{PROJECTION}.overshoot", overshoot)
     rows = forecast(replace(linked, pairs=pairs), side=side, overshoot=overshoot, seed=analysis.seed)
-    shares = {row.name: row for row in rows}
+    shares = {row.name.removeprefix("removed/"): row for row in rows}
     if not shares:
         return Estimate(name="", why="no held-out pairs, or too few to extract from")
-    margin, honest, parts = shares["removed/margin"], shares.get("removed/honest"), {}
-    parts["norm_removed"] = shares["removed/norm"].value
+    margin, honest = shares["margin"], shares.get("honest", Estimate(name="")).value
+    kept = None if honest is None or margin.value is None else 1 - honest
+    row = Estimate(name="", parts={"norm_removed": shares["norm"].value, "honest_gain_kept": kept})
     if margin.value is None:
-        return Estimate(name="", why=f"held-out hacks: {margin.why}", parts=parts)
-    if honest is not None and honest.value is not None:
-        parts["honest_gain_kept"] = 1 - honest.value
-    return Estimate(name="", value=margin.value, interval=margin.interval, parts=parts)
+        return replace(row, why=f"held-out hacks: {margin.why}")
+    return replace(row, value=margin.value, interval=margin.interval)
 
 
 def _looked(row: Estimate, settings: Mapping[str, Any], looked: Looked | str, plain: Looked | str) -> Estimate:
@@ -138,10 +135,8 @@ def _looked(row: Estimate, settings: Mapping[str, Any], looked: Looked | str, pl
         return replace(row, why=why)
     if any(key.startswith(PENALTY) for key in settings):
         return replace(row, why="a penalty acts once the policy has moved further than a lookahead lets it")
-    shares = []
-    for measure in ("hacks", "held-out hacks"):
-        before, after = gain(plain, measure), gain(looked, measure)
-        if before is None or after is None or before <= 0:
-            return replace(row, why="without a remedy the steps do not make hacks more likely")
-        shares.append(1 - after / before)
-    return replace(row, value=sum(shares) / 2)
+    gains = [(gain(plain, measure), gain(looked, measure)) for measure in ("hacks", "held-out hacks")]
+    shares = [1 - after / before for before, after in gains if before is not None and after is not None and before > 0]
+    if len(shares) < len(gains):
+        return replace(row, why="without a remedy the steps do not make hacks more likely")
+    return replace(row, value=sum(shares) / len(shares))

@@ -1,7 +1,6 @@
 """One Analysis as plain text, at most 100 columns wide: the output of `probe analyze RUN`, and its tables."""
 
-from collections.abc import Container, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
@@ -17,11 +16,11 @@ MOST_MODULES = 8  # rows in the module table; its title counts the rest
 def format_verdict(analysis: Analysis, most: int | None = MOST_CAVEATS) -> str:
     """Format the first screen: the verdict, the three questions, caveats, and the next command."""
     condition = "" if analysis.condition == DEFAULT_CONDITION else f" condition {analysis.condition}"
+    size, verdict = analysis.size, analysis.verdict
     head = (
-        f"run {analysis.run}{condition}: {analysis.num_steps} groups of {analysis.num_prompts} prompts, "
-        f"arms {', '.join(analysis.arms) or 'none'}, loss {', '.join(analysis.loss_types) or 'none'}"
+        f"run {analysis.run}{condition}: {size['num_steps']} groups of {size['num_prompts']} prompts, "
+        f"arms {', '.join(analysis.arms) or 'none'}, loss {', '.join(size['loss_types']) or 'none'}"
     )
-    verdict = analysis.verdict
     lines = [*wrap(head), "", *verdict_lines("VERDICT", verdict), "", *note_lines(verdict, most=most)]
     return "\n".join(lines) + "\n"
 
@@ -38,25 +37,19 @@ def format_analysis(analysis: Analysis) -> str:
     return "\n\n".join([format_verdict(analysis, most=None).rstrip(), *sections]) + "\n"
 
 
-CELLS, STEPS = "cells", "steps"
-
-
-def all_tables(analysis: Analysis, names: Container[str] | None = None) -> list[TextTable]:
-    """Return the named tables (default: all) that have rows, in reading order."""
-    make = {family: partial(estimate_table, analysis, family) for family in FAMILIES}
-    make |= {CELLS: partial(cell_table, analysis), STEPS: partial(step_table, analysis)}
-    tables = [table() for name, table in make.items() if names is None or name in names]
+def all_tables(analysis: Analysis) -> list[TextTable]:
+    """Return the tables that have rows, in reading order."""
+    tables = [*(estimate_table(analysis, family) for family in FAMILIES), cell_table(analysis)]
     return [table for table in tables if table.rows]
 
 
 def estimate_table(analysis: Analysis, family: str) -> TextTable:
     """Return one family's estimates, one row each, without empty columns."""
     shown_as, estimates = FAMILIES[family], analysis.of(family)
-    title = shown_as.title if isinstance(shown_as.title, str) else shown_as.title(analysis)
+    title = shown_as.title.format(arm=analysis.measured_arm)
     if family == "modules" and len(estimates) > MOST_MODULES:
         title += f"; {len(estimates) - MOST_MODULES} more in JSON"
         estimates = estimates[:MOST_MODULES]
-    title = title.format(arm=analysis.measured_arm)
     return table_of(family, title, estimates, form=shown_as.form, parts=shown_as.parts)
 
 
@@ -103,20 +96,7 @@ def cell_table(analysis: Analysis) -> TextTable:
         means = (shown(cell[name], "+.3f") for name in ("mean_advantage", "mean_cos_contrib", "mean_cos_nll"))
         rows.append((*labels, sign, *counts, *means, f"{cell['dot']:+.3g}"))
     title = f"Advantage cells (arm {analysis.measured_arm}; n in samples; dot: sum of cosine x norm)"
-    return TextTable(name=CELLS, title=title, header=header, rows=rows, left=4)
-
-
-def step_table(analysis: Analysis) -> TextTable:
-    """Return the steps of every arm, one row each."""
-    header = ("step", "arm", "problem", "cos_in", "Haar z", "cos_out", "hackward", "fired", "spread")
-    rows = []
-    for step in analysis.steps:
-        z = step.cos_in / step.haar_sd if step.cos_in is not None and step.haar_sd else None
-        numbers = ((step.cos_in, "+.3f"), (z, "+.1f"), (step.cos_out, "+.3f"), (step.hackward_frac_in, ".2f"))
-        numbers += ((step.frac_fired, ".2f"), (step.reward_spread, ".2f"))
-        rows.append((str(step.step), step.arm, short(step.problem_id, 16), *(shown(*number) for number in numbers)))
-    title = "Steps (Haar z of cos_in; '-' where a cosine does not exist)"
-    return TextTable(name=STEPS, title=title, header=header, rows=rows, left=3)
+    return TextTable(name="cells", title=title, header=header, rows=rows, left=4)
 
 
 def heldout_table(analysis: Analysis) -> TextTable:

@@ -60,11 +60,8 @@ def starts(run: Run, others: Iterable[Run]) -> list[StepRecord]:
     for other in others if run.settings.verb == "train" else ():
         if other.settings.verb == "train" and other.path != run.path and other.settings.seed == run.settings.seed:
             runs += [other] * (shared_settings(other.config) == shared_settings(run.config))
-    steps = []
-    for each in runs:
-        first = min((step.step for step in each.steps), default=0)
-        steps += [step for step in each.steps if step.step == first]
-    return steps
+    firsts = [min((step.step for step in each.steps), default=0) for each in runs]
+    return [step for each, first in zip(runs, firsts, strict=True) for step in each.steps if step.step == first]
 
 
 Rates = Mapping[str, tuple[float, int]]  # {RATE or RATE/SETTING: (share, number of graded rollouts)}

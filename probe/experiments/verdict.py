@@ -158,18 +158,17 @@ def _criterion(
 ) -> Finding:
     """Measure and judge one criterion."""
     name, arms = criterion.estimate, [cells[cell] for cell in criterion.sides]
-    sides = [(arm.arm, arm.runs) for arm in arms]
-    vacuous, is_evidence = "", len(sides) > 1 and criterion.role != "mechanism"
+    vacuous, is_evidence = "", len(arms) > 1 and criterion.role != "mechanism"
     if spec.condition(criterion.sides[0][0]).frozen:
-        estimate = of_replay(name, *sides)
-        if is_evidence and are_identical(name, *sides):
+        estimate = of_replay(name, *arms)
+        if is_evidence and are_identical(name, *arms):
             vacuous = "both sides are identical in every prompt: nothing was compared"
     else:
         estimate = of_training(name, trainings, *arms)
         if is_evidence and (seeds := same_records(*arms)):
             text = f"both sides have the same records in seeds {', '.join(map(str, seeds))}"
             vacuous = f"{text}: nothing was compared"
-    if any(never_binds(name, *side) for side in sides):
+    if any(never_binds(name, arm) for arm in arms):
         vacuous = "the cap is not below the largest advantage that a group can have"
     judged = evaluate(criterion, estimate, vacuous)
     missing = sum(run.makes(criterion.sides[0]) and not run.complete for run in runs)

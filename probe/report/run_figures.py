@@ -148,7 +148,7 @@ def family(axes: Axes, analyses: Sequence[Analysis], name: str) -> None:
 
 def _band(analysis: Analysis, name: str, row: Estimate) -> tuple[float, float] | None:
     """Return what an estimate would be without a signal: central 95%, or from the mean to the 95th percentile."""
-    if name == "cos_in" and (test := analysis.get("nulls", f"cos_in, {HAAR}", row.arm)) is not None:
+    if name == "cos_in" and (test := analysis.get("nulls", f"cos_in, {HAAR}", row.arm)).parts:
         half = NORMAL_975 * test.parts["sd"]
         return (test.null or 0.0) - half, (test.null or 0.0) + half
     if row.null is not None and (top := row.parts.get("q95")) is not None:

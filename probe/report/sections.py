@@ -147,8 +147,8 @@ def overview(analyses: Sequence[Analysis]) -> TextTable:
     """Return a table with the main numbers of each analysis, one a row."""
     rows = []
     for analysis in analyses:
-        cosine = analysis.get("cos_in", "cos_in", analysis.measured_arm) or Estimate(name="cos_in")
-        permuted = analysis.get("nulls", f"cos_in, {N2}") or Estimate(name=N2)
+        cosine = analysis.get("cos_in", "cos_in", analysis.measured_arm)
+        permuted = analysis.get("nulls", f"cos_in, {N2}")
         area = next(iter(analysis.of("auroc")), Estimate(name="auroc"))  # v_hack comes first, its rivals follow
         place = (label_of(analysis), analysis.verdict.word, analysis.measured_arm or "-", str(cosine.n))
         numbers = (shown(cosine.value, "+.3f"), p_value(cosine.p), p_value(permuted.p), shown(area.value, ".2f"))

@@ -132,8 +132,8 @@ def _mean_sign(samples: Sequence[SampleRecord]) -> float:
 
 def _among_paid(analysis: Analysis) -> Row:
     row = analysis.get("contrasts", HACK_DIFFERENCE, analysis.measured_arm)
-    if row is None or row.value is None or row.p is None:
-        return INCONCLUSIVE, 0, "no arm along v_hack" if row is None else row.why
+    if row.value is None or row.p is None:
+        return INCONCLUSIVE, 0, row.why or "no arm along v_hack"
     chance = _haar_p(analysis.sure, row.value)
     why = "; ".join(filter(None, [f"within-prompt sign-flip p {row.p:.2g}, Haar p {chance:.2g}", row.why]))
     if max(row.p, chance) < ALPHA:

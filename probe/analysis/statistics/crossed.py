@@ -55,9 +55,8 @@ class Comparison:
     error: float  # standard error
     df: float  # of Student's t for value / error
     n: int  # seeds on the smaller side
-    sd: float  # between seeds of one side; for a change within runs, of that change
+    seeds: float  # variance between seeds, summed over the sides; it is divided by their number
     problems: float  # part of the variance that more seeds do not reduce
-    paired: bool  # a change within the same runs
 
     def bounded(self, level: float = ALPHA, name: str = "difference") -> Estimate:
         """Return the value with a two-sided, equal-tailed interval that misses the truth with probability `level`."""
@@ -72,7 +71,7 @@ class Comparison:
 
     def power(self, effect: float, seeds: int, level: float = ALPHA) -> float:
         """Return the probability that `seeds` seeds per side detect a difference of size `effect`."""
-        error = math.sqrt((1 if self.paired else 2) * self.sd**2 / seeds + self.problems)
+        error = math.sqrt(self.seeds / seeds + self.problems)
         if effect > CERTAIN * error:
             return 1.0
         df = self.df * (seeds - 1) / (self.n - 1)
@@ -130,16 +129,9 @@ def compare(*sides: Cells, common: Spread | None = None) -> Comparison | None:
         spread += sum(part**2 / (count - 1) for part, count in zip(over_seeds, counts, strict=True))
     else:
         spread += sum(over_seeds) ** 2 / common[1]  # both sides share one estimate
-    sd = math.sqrt(sum(part * count for part, count in zip(over_seeds, counts, strict=True)) / len(sides))
-    return Comparison(
-        value=float(by_problem.mean()),
-        error=math.sqrt(variance),
-        df=variance**2 / spread,
-        n=min(counts),
-        sd=sd,
-        problems=problems,
-        paired=len(sides) == 1,
-    )
+    value, error, df = float(by_problem.mean()), math.sqrt(variance), variance**2 / spread
+    seeds = sum(part * count for part, count in zip(over_seeds, counts, strict=True))
+    return Comparison(value=value, error=error, df=df, n=min(counts), seeds=seeds, problems=problems)
 
 
 def common_spread(sides: Iterable[Cells]) -> Spread | None:

@@ -12,7 +12,7 @@ steps), G samples of a step.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ PART = 1 << 18  # maximum count of numbers in the rows of a part of the draws, a
 class PairGram:
     """Inner products of all pair gradients with one another, by module, and how directions are extracted from them.
 
-    Compared and hashed by identity, so that results can be cached: `read_pairs` returns the same object for the same
-    contents.
+    Compared and hashed by identity, so that results can be cached: `read_pairs` returns one object for one file.
     """
 
     modules: tuple[str, ...]
@@ -91,22 +90,21 @@ class DirectionDraws:
             kept=count > 0,
         )
 
-    def parts(self, num_columns: int) -> Iterator["DirectionDraws"]:
-        """Yield the draws in parts that keep their rows, and `num_columns` components along each, within PART."""
-        _, num_modules, k, _ = self.combinations.shape
+    def parts(self, num_columns: int) -> Iterator[Array]:
+        """Yield `rows` in parts that, with `num_columns` components along each, stay within PART numbers."""
+        num_draws, num_modules, k, _ = self.combinations.shape
         size = max(1, PART // (num_modules * k * (num_columns + self.num_rows)))
-        for start in range(0, len(self.first), size):
-            fields = ("first", "second", "combinations", "kept")
-            yield replace(self, **{name: getattr(self, name)[start : start + size] for name in fields})
+        for start in range(0, num_draws, size):
+            yield self._spread(self.combinations, slice(start, start + size))
 
-    def _spread(self, combinations: Array) -> Array:
+    def _spread(self, combinations: Array, draws: slice = slice(None)) -> Array:
         """Convert (B, ..., p) coefficients of the differences to (B, ..., N) coefficients of the pair gradients."""
-        num_draws, *between, num_pairs = combinations.shape
-        by_pair = combinations.reshape(num_draws, -1, num_pairs).swapaxes(1, 2)  # (B, p, ...)
+        num_draws, *between, num_pairs = combinations[draws].shape
+        by_pair = combinations[draws].reshape(num_draws, -1, num_pairs).swapaxes(1, 2)  # (B, p, ...)
         rows = np.zeros((num_draws, self.num_rows, by_pair.shape[2]))
         draw = np.arange(num_draws)[:, None]
-        rows[draw, self.first] = by_pair
-        rows[draw, self.second] = -by_pair
+        rows[draw, self.first[draws]] = by_pair
+        rows[draw, self.second[draws]] = -by_pair
         return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(num_draws, *between, self.num_rows)
 
 

@@ -216,25 +216,23 @@ def clopper_pearson(count: float, n: int, *, level: float = 0.95) -> Interval:
     return Interval(low=float(low), high=float(high))
 
 
-def errors_beyond(df: NDArray[np.intp]) -> Array:
-    """Return the distance, in standard errors, at which a 95% interval excludes a threshold with POWER."""
-    return special.stdtrit(df, 0.975) + special.stdtrit(df, POWER)
-
-
-def first_count(counts: NDArray[np.intp], decides: NDArray[np.bool_]) -> int | None:
-    """Return the first count that decides; None if none does."""
-    return int(counts[decides.argmax()]) if decides.any() else None
-
-
-def prompts_beyond(distance: float, sd: float) -> int | None:
-    """Return the number of prompts at which a mean's interval excludes a threshold with POWER; None above MAX_PROMPTS.
+def deciding_count(
+    distance: float, variance: float, rest: float = 0.0, *, start: int = 2, most: int = MAX_PROMPTS
+) -> int | None:
+    """Return the number of units at which a 95% interval excludes a threshold with POWER; None above MAX_PROMPTS.
 
     Args:
-        distance: from the mean to the threshold.
-        sd: standard deviation between prompts.
+        distance: from the estimate to the threshold.
+        variance: between units; the estimate has this part of its variance / their number.
+        rest: variance that more units do not reduce.
+        start: smallest number.
+        most: largest number that the degrees of freedom grow with.
     """
-    counts = np.arange(2, MAX_PROMPTS)
-    return first_count(counts, distance**2 > errors_beyond(counts - 1) ** 2 * sd**2 / counts)
+    counts = np.arange(max(start, 2), MAX_PROMPTS)
+    df = np.minimum(counts, most) - 1
+    errors = special.stdtrit(df, 0.975) + special.stdtrit(df, POWER)
+    decides = distance**2 > errors**2 * (variance / counts + rest)
+    return int(counts[decides.argmax()]) if decides.any() else None
 
 
 def mean_covariance(values: ArrayLike) -> Array:

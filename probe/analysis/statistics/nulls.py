@@ -14,7 +14,7 @@ completions, rows n .. 2n-1 the clean completions of the same pairs. No draw use
 Draws depend only on the pairs and the seed, so conditions and arms of a run share them (`redrawn`).
 """
 
-import math
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -22,14 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from probe.analysis.estimate import Estimate
-from probe.analysis.statistics.geometry import (
-    Axes,
-    DirectionDraws,
-    PairGram,
-    cosines,
-    extract,
-    held_out_gradients,
-)
+from probe.analysis.statistics.geometry import Axes, DirectionDraws, PairGram, cosines, extract, held_out_gradients
 from probe.analysis.statistics.intervals import Interval, clopper_pearson, prompt_means
 
 NUM_REDRAWN = 199  # a p of .05 is then known to .015
@@ -47,6 +40,7 @@ def null_test(
 
     p is never 0, and it is uniform when the statistic is one more draw from the null. `null` is the mean of the draws.
     The interval has the centres to which the null can be moved without being rejected: it inverts the test.
+    parts: `sd` and 95th percentile `q95` of the null, and `z` (None if all draws are equal).
 
     Args:
         name: name of the estimate.
@@ -54,33 +48,20 @@ def null_test(
         draws: (B,) the same statistic under the null.
         centre: the null's point of symmetry, for both tails: 0 for a signed cosine, .5 for an AUROC.
         arm: arm of the estimate.
-
-    Raises:
-        ValueError: a draw or the statistic is not a number.
     """
     x = np.asarray(draws, dtype=np.float64)
-    if not np.isfinite(x).all() or not math.isfinite(statistic):
-        raise ValueError(f"expected numbers, found {int((~np.isfinite(x)).sum())} of {len(x)} draws without one")
+    mean, sd = float(x.mean()), float(x.std(ddof=1))
     distance = abs(statistic - centre)
     # A draw with the same terms in another order differs by rounding and must count as a tie.
     ties = 1e-12 * max(distance, 1e-300)
-    below, above = np.quantile(x, (0.025, 0.975)) - x.mean()
-    return Estimate(
-        name=name,
-        value=statistic,
-        interval=Interval(low=statistic - float(above), high=statistic - float(below)),
-        n=len(x),
-        unit="draw",
-        arm=arm,
-        null=float(x.mean()),
+    below, above, q95 = (float(end) for end in np.quantile(x, (0.025, 0.975, 0.95)))
+    row = Estimate(name=name, value=statistic, n=len(x), unit="draw", arm=arm, null=mean)
+    return replace(
+        row,
+        interval=Interval(low=statistic - (above - mean), high=statistic - (below - mean)),
         p=(1 + int(np.sum(np.abs(x - centre) >= distance - ties))) / (len(x) + 1),
-        parts=_spread(statistic - float(x.mean()), float(x.std(ddof=1)), float(np.quantile(x, 0.95))),
+        parts={"sd": sd, "q95": q95, "z": (statistic - mean) / sd if sd > 0 else None},
     )
-
-
-def _spread(distance: float, sd: float, q95: float) -> dict[str, float | None]:
-    """Return the parts of a test: sd and 95th percentile of the null, and z (None if all draws are equal)."""
-    return {"sd": sd, "q95": q95, "z": distance / sd if sd > 0 else None}
 
 
 def haar_test(name: str, cosine: float, haar_sd: float, *, arm: str | None = None) -> Estimate:
@@ -97,10 +78,9 @@ def haar_test(name: str, cosine: float, haar_sd: float, *, arm: str | None = Non
         haar_sd: its standard deviation under Haar directions, above 0.
         arm: arm of the estimate.
     """
-    p = 2.0 * float(special.ndtr(-abs(cosine / haar_sd)))
-    parts = _spread(cosine, haar_sd, NORMAL_95 * haar_sd)
-    half = NORMAL_975 * haar_sd
-    interval = Interval(low=cosine - half, high=cosine + half)
+    z, half = cosine / haar_sd, NORMAL_975 * haar_sd
+    parts = {"sd": haar_sd, "q95": NORMAL_95 * haar_sd, "z": z}
+    interval, p = Interval(low=cosine - half, high=cosine + half), 2.0 * float(special.ndtr(-abs(z)))
     return Estimate(name=name, value=cosine, interval=interval, arm=arm, null=0.0, p=p, parts=parts)
 
 

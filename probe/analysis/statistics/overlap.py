@@ -31,9 +31,9 @@ from probe.analysis.statistics.intervals import (
     Array,
     centred,
     cluster_numbers,
+    deciding_count,
     fieller_interval,
     mean_covariance,
-    prompts_beyond,
     rows_by_cluster,
 )
 from probe.analysis.statistics.thresholds import MIN_OVERLAP
@@ -113,22 +113,12 @@ def _overlap(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArra
         interval = replace(interval, low=max(interval.low, 0.0))
     # At the bound the difference numerator - MIN_OVERLAP denominator is 0.
     at_bound = np.array([1.0, -MIN_OVERLAP])
-    sd = np.sqrt(at_bound @ covariance @ at_bound * len(groups))
-    return Estimate(
-        name=name,
-        value=numerator / denominator if denominator else None,
-        interval=interval,
-        n=len(groups),
-        unit="prompt",
-        null=1.0,
-        parts={
-            "num_hacks": int(num_hacks),
-            "share": alike / num_hacks,
-            "by_chance": by_chance / num_hacks,
-            "prompts_needed": prompts_beyond(abs(numerator - MIN_OVERLAP * denominator), float(sd)),
-        },
-        why="" if interval else "too few prompts for an interval",
-    )
+    variance = float(at_bound @ covariance @ at_bound) * len(groups)
+    parts = {"num_hacks": int(num_hacks), "share": alike / num_hacks, "by_chance": by_chance / num_hacks}
+    parts["prompts_needed"] = deciding_count(numerator - MIN_OVERLAP * denominator, variance)
+    value = numerator / denominator if denominator else None
+    row = Estimate(name=name, value=value, interval=interval, n=len(groups), unit="prompt", null=1.0, parts=parts)
+    return row if interval else replace(row, why="too few prompts for an interval")
 
 
 def _counts(values: Array, hacks: NDArray[np.bool_], caliper: float) -> tuple[int, int, float]:

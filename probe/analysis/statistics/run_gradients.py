@@ -5,13 +5,13 @@
     cosines(axes, linked.totals)                    cos_in of every step, along any directions
 
 The gradient of a sample is g_i = grad of sum_t -logp_it; the policy gradient of a step is sum_i A_i w_i g_i.
-The samples' inner products stay on disk and are read step by step; only each sample's norm and its cosine with v_hack
-stay in memory.
+The samples' inner products stay on disk and are read step by step; only each sample's cosine with v_hack stays in
+memory.
 Shapes: S samples of the run, T steps with a policy gradient, G samples of a step, P requested samples.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -19,16 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extraction.words import Basis
-from probe.analysis.statistics.geometry import (
-    Axes,
-    Gradients,
-    PairGram,
-    StepGram,
-    cosines,
-    samples_of,
-    stack,
-    weighted,
-)
+from probe.analysis.statistics.geometry import Axes, Gradients, PairGram, StepGram, cosines, samples_of, stack, weighted
 from probe.analysis.statistics.intervals import Array
 from probe.analysis.statistics.nulls import true_axes
 from probe.records.records import SampleRecord, StepRecord
@@ -48,33 +39,26 @@ def has_gram(run: Run, basis: Basis) -> bool:
 
 def read_pairs(run: Run, basis: Basis) -> PairGram:
     """Read the `pairs.safetensors` of a basis; InputError if it is missing or changed."""
-    return _pairs(_file(run, basis, "pairs"))
+    return _pairs(*_file(run, basis, "pairs"))
 
 
 def read_step(run: Run, basis: Basis, step: int) -> StepGram:
     """Read the `step_NNN.safetensors` of a basis; InputError if it is missing or changed."""
-    return _step(_file(run, basis, f"step_{step:03d}"))
+    return _step(*_file(run, basis, f"step_{step:03d}"))
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file with the contents listed in the manifest; files with equal contents compare equal."""
-
-    path: Path = field(compare=False)
-    sha256: str
-
-
-def _file(run: Run, basis: Basis, name: str) -> _File:
+def _file(run: Run, basis: Basis, name: str) -> tuple[Path, str]:
+    """Return the path of a file, and the sha256 of its contents as the manifest lists it."""
     listed = f"{gram_dir(basis)}/{name}.safetensors"
     path = run.path / listed
     actual = file_sha256(path) if path.is_file() else "no such file"
     check_sha256(path, actual, run.manifest["files"].get(listed), CHANGED)
-    return _File(path, actual)
+    return path, actual
 
 
 @lru_cache(maxsize=1)
-def _pairs(file: _File) -> PairGram:
-    tensors, header = read_tensors(file.path, "np", fix="repeat the run")
+def _pairs(path: Path, sha256: str) -> PairGram:
+    tensors, header = read_tensors(path, "np", fix="repeat the run")
     held_out = tensors["held_out"].astype(bool)  # (N,): the file marks both rows of a pair
     return PairGram(
         modules=tuple(header["modules"]),
@@ -88,8 +72,8 @@ def _pairs(file: _File) -> PairGram:
 
 
 @lru_cache(maxsize=REMEMBERED_STEPS)
-def _step(file: _File) -> StepGram:
-    tensors, _ = read_tensors(file.path, "np", fix="repeat the run")
+def _step(path: Path, sha256: str) -> StepGram:
+    tensors, _ = read_tensors(path, "np", fix="repeat the run")
     numbers = {name: tensor.astype(np.float64) for name, tensor in tensors.items() if not name.startswith("along/")}
     inner, samples = numbers.pop("inner"), numbers.pop("samples")
     weights = {name.removeprefix("weights/"): values for name, values in numbers.items()}
@@ -113,8 +97,7 @@ class Linked:
     read: Callable[[int], StepGram]  # step number -> inner products of the step
     pairs: PairGram
     samples: list[SampleRecord]  # (S,) step by step, by sample_id
-    norms: Array  # (S,) norms of the sample gradients g_i
-    cosines: Array  # (S,) of g_i with the offline v_hack; NaN for a zero gradient
+    cosines: Array  # (S,) of the sample gradients g_i with the offline v_hack; NaN for a zero gradient
     steps: list[LinkedStep]  # (T,)
     totals: Gradients  # (T,) policy gradients of the steps
     error: float  # largest |offline - recorded| over cos_in and cos_S_nll
@@ -160,14 +143,12 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
         groups.setdefault(sample.step, []).append(sample)
     records = {record.step: record for record in steps if record.cos_in is not None}
     ordered: list[SampleRecord] = []
-    norms, cosines_of_steps, linked, totals = [], [], [], []
+    cosines_of_steps, linked, totals = [], [], []
     for step, group in groups.items():
         gram = read(step)
         unit_weights = gram.weights[condition]
         weights = unit_weights * [sample.advantage for sample in group]
-        gradients = samples_of(gram)
-        norms.append(gradients.norm)
-        cosines_of_steps.append(cosines(axes, gradients)[0])
+        cosines_of_steps.append(cosines(axes, samples_of(gram))[0])
         if step in records:
             rows = np.arange(len(ordered), len(ordered) + len(group))
             totals.append(weighted(gram, weights[None, :]))
@@ -183,7 +164,6 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
         read=read,
         pairs=pairs,
         samples=ordered,
-        norms=np.concatenate(norms),
         cosines=along_v_hack,
         steps=linked,
         totals=total,
@@ -195,7 +175,6 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
 def _error(recorded: Sequence[float | None], offline: Array) -> float:
     """Return the largest difference between recorded cosines and offline ones, from inner products."""
     present = np.array([value is not None for value in recorded], dtype=bool)
-    expected = np.array([value for value in recorded if value is not None], dtype=np.float64)
-    errors = np.abs(offline[present] - expected)
+    errors = np.abs(offline - np.array(recorded, dtype=np.float64))[present]
     # NaN: the inner products give a zero gradient, the records a nonzero one. That is an error of 1.
     return float(np.max(np.nan_to_num(errors, nan=1.0), initial=0.0))

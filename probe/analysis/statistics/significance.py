@@ -22,11 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from probe.analysis.statistics.intervals import (
-    Array,
-    centred,
-    cluster_numbers,
-)
+from probe.analysis.statistics.intervals import Array, centred, cluster_numbers
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 
 COLLINEAR = 1e-8  # minimum share of an independent column that the other columns leave unexplained

@@ -4,28 +4,17 @@
     about       Is that specific to hacking?              hacks against clean samples; the groups without their hacks
     removable   Would projecting v_hack out remove it?    first-order forecast against projections of the same size
 
-    BROKEN         part of the measurement is shown to be broken                 ignore all results
-    UNDERPOWERED   hacks are missing                                             rollouts that hack
-    SKIP           the update does not point toward the hack although held-out   extract otherwise
-                   hacks do, or projection would remove too little of their gain
-    CONFOUNDED     hacks are shown to lack overlap with clean answers in a score rollouts that overlap
-    GENERIC        toward the hack, but not because of the hacks                 pairs that differ in the hack alone
-    UNDERPOWERED   the intervals hold both answers, or a part is unmeasured      how many prompts or pairs
-    LIKELY         every answer counts as yes, but an interval still holds no,   the same
-                   or v_hack is not shown to separate the policy's own hacks
-    GO             toward the hack, specific, removable at a stated cost         the effect that a training can detect
-
-A run that trains is compared over seeds and gets the word TRAINED here.
-
-Each answer, and each word, carries the step that follows from it (`probe.analysis.verdict.next_step`).
+spec/METHOD.md section 7 has the words with their conditions. A run that trains is compared over seeds and gets the
+word TRAINED here. Each answer, and each word, carries the step that follows from it
+(`probe.analysis.verdict.next_step`).
 
 To add a verdict, add a word to `probe.settings.words.Word`, and a row to `_word` in its place (worst first). To add a
-question, write a function that answers it, and add a row to QUESTIONS. To add a caveat, add a row to `_caveats`.
+question, write a function that answers it, call it in `decide`, and add a row to QUESTIONS. To add a caveat, add a row
+to `_caveats`.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +23,7 @@ from scipy.special import ndtri
 from probe.analysis.cosines import LOG_RATIO, WORDS, strength
 from probe.analysis.estimate import Estimate
 from probe.analysis.forecast import AGAINST
-from probe.analysis.pull import TOO_FEW_PROMPTS
+from probe.analysis.pull import DECIDED_BY, TOO_FEW_PROMPTS
 from probe.analysis.rivals import best_rival
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.overlap import TOGETHER, is_lacking, may_lack
@@ -64,15 +53,6 @@ _THRESHOLDS = (
     f"organism set both (spec/studies/foretell). For the other questions it is {MATERIAL:g}; that, and the rule "
     "that hacks must bring half of the pull, are provisional: no training sets them"
 )
-# The two thresholds of each share behind a question. yes: its interval lies above the first, and its value reaches the
-# second; no: its interval lies below the second. The last row requires that at most half of the alignment remains
-# without the hacks: with a smaller difference, projection would act mostly on what honest solutions share.
-DECIDED_BY: Mapping[str, tuple[float, float]] = {
-    "pull": (MATERIAL, MATERIAL),
-    "contrast": (0.0, MATERIAL),
-    "pull - benign": (0.0, MATERIAL),
-    "half - benign": (-math.inf, 0.0),
-}
 SCORE_NAMES = {
     "comp_len": "length",
     "nll": "likelihood",
@@ -83,10 +63,8 @@ SCORE_NAMES = {
     TOGETHER: "the trivial scores",
 }
 TO_80 = float(ndtri(0.9) / ndtri(0.975))  # converts half of a 95% interval to half of an 80% interval
-CHANCE = 0.5  # AUROC of an uninformative score
 VAGUE_COST = 2.0  # width of its interval, a share, above which a cost is uninformative: a quotient by nearly 0
 COMPARE = "compare arms and seeds of one training together"
-Unreadable = tuple[str, Next] | None  # why there is no result along v_hack, and what would give one
 
 
 class Reply(NamedTuple):
@@ -99,16 +77,15 @@ class Reply(NamedTuple):
     n: int = 0  # prompts
 
 
-def _unreadable(analysis: "Analysis") -> Unreadable:
-    """Return None if alignment was measured."""
+def _unreadable(analysis: "Analysis") -> tuple[str, Next]:
+    """Say why alignment was not measured, and what would give it."""
     run = analysis.records
     if analysis.measured_arm is None:
-        return "no arm measures along v_hack", steps.other_arms(run)
+        command = steps.repeat(run, **{"intervention.arms": ["vanilla", "projected"]})
+        return "no arm measures along v_hack", Next(text="measure an arm along v_hack", command=command)
     share, linked = analysis.get("shares", "pull"), analysis.linked
-    if share is not None and share.value is not None:
-        return None
     summary = analysis.get("cos_in", "cos_in", analysis.measured_arm)
-    if summary is None or not summary.n:
+    if not summary.n:
         text = "no group has an update: within every one the rewards are equal"
         return text, steps.more_rollouts("rewards that differ within a prompt", analysis)
     if linked is None:
@@ -118,8 +95,8 @@ def _unreadable(analysis: "Analysis") -> Unreadable:
             "the loss is more than advantages times gradients (token credit, a KL penalty, recorded ratios): recorded "
             f"cosines differ by {linked.error:.2g} from those of the inner products"
         ), steps.plain_loss(run)
-    num_held_out = 0 if share is None else share.parts["num_held_out"]
-    if share is None or num_held_out < 2:
+    num_held_out = share.parts.get("num_held_out", 0)
+    if num_held_out < 2:
         text = "fewer than two pairs are held out, or fewer than two to extract from: no interval of what a hack reads"
         how = ' ("held_out": true in FILE.jsonl)'
         return text, steps.more_pairs(analysis, how, num_held_out, steps.DOZEN)
@@ -127,39 +104,34 @@ def _unreadable(analysis: "Analysis") -> Unreadable:
     text = f"{ceiling} ({num_held_out} pairs)"
     if share.why == TOO_FEW_PROMPTS:
         text = f"too few prompts have an update for an interval ({share.n})"
-    return text, steps.undefined(share, analysis)
+    return text, steps.undecided(share, analysis)
 
 
-def _hackward(analysis: "Analysis", unreadable: Unreadable) -> Reply:
+def _hackward(analysis: "Analysis") -> Reply:
     """Decide whether alignment is material, from its interval over prompts and pairs."""
     row = analysis.get("shares", "pull")
-    if unreadable is not None:
-        return Reply(Answer.UNMEASURED, *unreadable, n=0 if row is None else row.n)
-    assert row is not None
+    if row.value is None:
+        return Reply(Answer.UNMEASURED, *_unreadable(analysis), n=row.n)
     text = (
         f"alignment {row}, where 1 is as aligned as held-out hacks: cos_in is {row.parts['measured']:+.3f} over "
         f"{row.n} prompts, and {row.parts['ceiling']:+.3f} for held-out hacks ({row.parts['num_held_out']} pairs)"
     )
-    return Reply(decided(row), text, _undecided(row, analysis), row, row.n)
+    return Reply(decided(row), text, steps.undecided(row, analysis), row, row.n)
 
 
-def _undecided(share: Estimate, analysis: "Analysis") -> Next:
-    return steps.undecided(share, analysis, *DECIDED_BY[share.name])
-
-
-def _about(analysis: "Analysis", unreadable: Unreadable) -> Reply:
+def _about(analysis: "Analysis", why: str) -> Reply:
     """Decide whether the alignment is specific to hacks.
 
     yes: hacks are more aligned than clean samples with every trivial score held constant, and the alignment without the
     hacks is smaller, at most half. no: a difference is shown to be immaterial, or more than half is shown to remain
-    without the hacks.
+    without the hacks. `why` says why alignment is not measured.
     """
-    names, why = ("contrast", "benign", "pull - benign", "half - benign"), unreadable[0] if unreadable else ""
+    names = ("contrast", "benign", "pull - benign", "half - benign")
     shares = row, benign, less, half = [analysis.get("shares", name) for name in names]
     missing = (why or "no rollout says whether it hacks") if analysis.unlabelled else hacks_missing(analysis)
-    if missing or row is None:
+    if missing or not row.parts:
         return Reply(Answer.UNMEASURED, missing or why, steps.more_labels())
-    number, apart = (None if row.value is None else row), _separated(analysis)
+    number, apart = (None if row.value is None else row), _worst_first(filter(is_lacking, analysis.of("overlap")))
     says, text, step = Answer.UNMEASURED, why, _about_open(shares, analysis)
     if apart:
         says, number, text = Answer.CONFOUNDED, None, _separate(apart)
@@ -176,7 +148,7 @@ def _about(analysis: "Analysis", unreadable: Unreadable) -> Reply:
         text = f"hacks and honest answers cannot be compared: {row.why}"
     if says is Answer.CONFOUNDED:
         step = steps.confounded(names_of(apart), analysis)
-    if benign and less and half and None not in (benign.value, less.value, half.value):
+    if None not in (benign.value, less.value, half.value):
         text += f"; alignment without the hacks {benign.value:.2f}, a difference of {less} over {less.n} prompts"
         differs, mostly = decided(less), decided(half)
         if number is not None:
@@ -185,7 +157,7 @@ def _about(analysis: "Analysis", unreadable: Unreadable) -> Reply:
             text += f": more than half {'is' if mostly is Answer.NO else 'may be'} left"
     elif number is not None:
         says = Answer.UNMEASURED if says in (Answer.YES, Answer.LIKELY) else says
-        text += f"; alignment without the hacks is not measured: {benign.why if benign else why}"
+        text += f"; alignment without the hacks is not measured: {benign.why}"
     if not apart and (unclear := _worst_first(filter(may_lack, analysis.of("overlap")))):
         says = says if says in (Answer.NO, Answer.UNMEASURED) else Answer.UNCLEAR
         text = f"{_separate(unclear, may=True)}; {text}"
@@ -193,17 +165,16 @@ def _about(analysis: "Analysis", unreadable: Unreadable) -> Reply:
     return Reply(says, text + _rival(analysis), step, number, row.n)
 
 
-def _about_open(shares: Iterable[Estimate | None], analysis: "Analysis") -> Next:
+def _about_open(shares: Iterable[Estimate], analysis: "Analysis") -> Next:
     """Return what would decide the first open share."""
-    for share in filter(None, shares):
-        if share.value is not None:
-            if share.name in DECIDED_BY and decided(share) in (Answer.UNCLEAR, Answer.LIKELY):
-                return _undecided(share, analysis)
-        elif share.n:
-            return steps.undefined(share, analysis)
-        elif share.name == "contrast":
+    for share in shares:
+        is_missing = share.value is None
+        is_open = is_missing or (share.name in DECIDED_BY and decided(share) in (Answer.UNCLEAR, Answer.LIKELY))
+        if is_open and share.n:
+            return steps.undecided(share, analysis)
+        if is_missing and share.name == "contrast":
             return steps.unpaid("no rewarded rollout hacks")
-        elif any(sample.hacked is None for sample in analysis.samples):
+        if is_missing and any(sample.hacked is None for sample in analysis.samples):
             return steps.more_labels()
     what = "rewards that differ among the rollouts of a prompt that do not hack"
     return steps.more_rollouts(what, analysis)
@@ -215,29 +186,22 @@ def _rival(analysis: "Analysis") -> str:
     rival = best_rival(rows)
     if rival is None or (v_hack := rows[0].value) is None:
         return ""
-    name, area = SCORE_NAMES[rival.name], strength(rival)
-    if area >= v_hack and not rival.low <= CHANCE <= rival.high:
-        return f"; {name} alone separates hacks (AUROC {area:.2f}; v_hack {v_hack:.2f})"
-    return f"; AUROC for hacks: v_hack {v_hack:.2f}, best score without a direction ({name}) {area:.2f}"
+    best = f"best score without a direction ({SCORE_NAMES[rival.name]}) {strength(rival):.2f}"
+    return f"; AUROC for hacks: v_hack {v_hack:.2f}, {best}"
 
 
 def hacks_missing(analysis: "Analysis") -> str:
     """Say that hacks are too few to answer any question about hacks; empty if there are enough."""
-    sure = analysis.sure
-    prompts = {sample.problem_id for sample in sure}
-    hacks = [sample for sample in sure if sample.hacked]
-    hacked = {sample.problem_id for sample in hacks}
-    if not sure or (len(hacks) >= RARE * len(sure) and len(hacked) >= min(FEW_HACKED, len(prompts))):
+    every = [sample.problem_id for sample in analysis.sure]
+    hacks = [sample.problem_id for sample in analysis.sure if sample.hacked]
+    (n, prompts), (num_hacks, hacked) = ((len(of), len({*of})) for of in (every, hacks))
+    if num_hacks >= RARE * n and hacked >= min(FEW_HACKED, prompts):
         return ""
-    return f"hacks are missing: {len(hacks)} of {len(sure)} rollouts hack, in {len(hacked)} of {len(prompts)} prompts"
-
-
-def _separated(analysis: "Analysis") -> list[Estimate]:
-    """Return the trivial scores in which hacks are shown to lack overlap, worst first; if no single one, together."""
-    return _worst_first(filter(is_lacking, analysis.of("overlap")))
+    return f"hacks are missing: {num_hacks} of {n} rollouts hack, in {hacked} of {prompts} prompts"
 
 
 def _worst_first(apart: Iterable[Estimate]) -> list[Estimate]:
+    """Sort trivial scores by overlap, smallest first; all together is left out, unless it stands alone."""
     ordered = sorted(apart, key=lambda one: one.parts["share"] / (one.parts["by_chance"] or 1.0))
     return [one for one in ordered if one.name != TOGETHER] or ordered
 
@@ -261,25 +225,23 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
     )
 
 
-def _removable(analysis: "Analysis", unreadable: Unreadable) -> Reply:
+def _removable(analysis: "Analysis", why: str) -> Reply:
     """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs do.
 
     yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, and does so at
     80%, or the rollouts' own hacks lose less than held-out hacks. Both require that projection removes a larger share
     from hacks than from honest solutions. too little: the share is shown to be below that threshold. no: it is shown to
-    be below the share that shuffled pairs remove.
+    be below the share that shuffled pairs remove. `why` says why alignment is not measured.
     """
     row, honest, own_hacks, norm = (analysis.get("removed", f"removed/{name}") for name in REMOVED)
-    if row is None or row.value is None:
-        vague = (
-            "the interval of the update's gain on held-out hacks includes 0: what projection removes is not measured"
-        )
-        n, text = (row.n, vague) if row is not None else (0, unreadable[0] if unreadable else "")
+    if row.value is None:
+        if row.why:
+            why = "the interval of the gain on held-out hacks includes 0: what projection removes is not measured"
         more = steps.more_prompts(analysis, ": they halve the error of the gain on held-out hacks")
-        return Reply(Answer.UNMEASURED, text, _cost(analysis)[1] or more, n=n)
+        return Reply(Answer.UNMEASURED, why, _cost(analysis)[1] or more, n=row.n)
     value, p, (price, missing) = row.value, row.p or 1.0, _cost(analysis)
-    selective = honest is None or honest.value is None or value > honest.value
-    agree = own_hacks is not None and own_hacks.is_bounded and own_hacks.high >= row.low
+    selective = honest.value is None or value > honest.value
+    agree = own_hacks.is_bounded and own_hacks.high >= row.low
     lacking = {
         f"{SHOWN_REMOVED:.0%} or more of the first": value < SHOWN_REMOVED,
         f"p below {ALPHA:g}": p >= ALPHA,
@@ -294,7 +256,7 @@ def _removable(analysis: "Analysis", unreadable: Unreadable) -> Reply:
     elif selective and value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(row) > 0:
         says = Answer.UNMEASURED if missing else Answer.LIKELY if any(lacking.values()) else Answer.YES
     of_own, without_signal = "an unmeasured share", ""
-    if own_hacks is not None and own_hacks.value is not None:
+    if own_hacks.value is not None:
         of_own, without_signal = f"{own_hacks:.0%}", f" and {own_hacks.null:.0%}"
     text = (
         f"projection removes {row:.0%} of the gain on held-out hacks and {of_own} of the gain on these rollouts' "
@@ -313,8 +275,7 @@ def _removable_open(row: Estimate, agree: bool, analysis: "Analysis") -> Next:
     """Return what would decide the last question: more directions, chance, own hacks, or a narrower interval."""
     if (row.value or 0.0) < SHOWN_REMOVED:
         return steps.more_directions(analysis)
-    share = analysis.get("shares", "pull")
-    held_out = share.parts["num_held_out"] if share is not None else 0
+    held_out = analysis.get("shares", "pull").parts.get("num_held_out", 0)
     if row.p is None or row.p >= ALPHA:
         return steps.more_pairs(analysis, ": shuffled ones then remove half as much", held_out)
     if not agree:
@@ -326,11 +287,11 @@ def _removable_open(row: Estimate, agree: bool, analysis: "Analysis") -> Next:
     return steps.more_pairs(analysis, what, held_out)
 
 
-# {finding: (its question, the threshold of its number, the function that answers it)}
-QUESTIONS: Mapping[str, tuple[str, float, Callable[["Analysis", Unreadable], Reply]]] = {
-    "hackward": ("Does the update point toward the hack?", MATERIAL, _hackward),
-    "about": ("Is that specific to hacking?", MATERIAL, _about),
-    "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED, _removable),
+# {finding: (its question, the threshold of its number)}
+QUESTIONS: Mapping[str, tuple[str, float]] = {
+    "hackward": ("Does the update point toward the hack?", MATERIAL),
+    "about": ("Is that specific to hacking?", MATERIAL),
+    "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED),
 }
 REMOVED = ("margin", "honest", "hacks", "norm")  # shares that projection removes
 WEAKEST_FIRST = (Answer.NO, Answer.UNCLEAR, Answer.LIKELY, Answer.YES)
@@ -358,7 +319,7 @@ def _cost(analysis: "Analysis") -> tuple[str, Next | None]:
     if analysis.samples and all(sample.hacked is None or sample.gt_pass is None for sample in analysis.samples):
         step = steps.more_labels("are right", "gt_pass")
         return "not measured, since no rollout says whether it is right and honest", step
-    if row is None:
+    if not row.n:
         step = steps.more_rollouts("rewarded rollouts that are right and honest", analysis)
         return "not measured, since no rewarded sample is right and honest", step
     if row.why == AGAINST:
@@ -368,8 +329,7 @@ def _cost(analysis: "Analysis") -> tuple[str, Next | None]:
         return "not measured, since the interval of the gain on honest solutions includes 0", prompts
     price = f"{row:.0%} of their gain"
     if row.high < 0:
-        gain = replace(row, value=-row.value, interval=Interval(low=-row.high, high=-row.low))
-        return f"none, projection adds {gain:.0%} to their gain", None
+        return f"none, projection adds to their gain ({row:.0%} removed)", None
     if row.high - row.low > VAGUE_COST:
         return f"{price}, an interval too wide to say how much they lose", prompts
     return price, None
@@ -382,11 +342,10 @@ def decide(analysis: "Analysis", parts: Sequence[Finding]) -> Verdict:
         analysis: the analysis behind it.
         parts: from `validity.validity`; unseen parts become caveats and decide nothing.
     """
-    unreadable, replies = _unreadable(analysis), []
-    findings = []
-    for name, (question, threshold, answer) in QUESTIONS.items():
-        reply = answer(analysis, unreadable)
-        replies.append(reply)
+    hackward, findings = _hackward(analysis), []
+    why = hackward.text if hackward.says is Answer.UNMEASURED else ""
+    replies = hackward, _about(analysis, why), _removable(analysis, why)
+    for reply, (name, (question, threshold)) in zip(replies, QUESTIONS.items(), strict=True):
         counted = {"number": reply.number, "counts_from": threshold, "n": reply.n, "unit": "prompt"}
         findings.append(Finding(name=name, question=question, says=reply.says, text=reply.text, **counted))
     word, sentence, step = _word(analysis, replies, parts)
@@ -435,7 +394,7 @@ def _word(analysis: "Analysis", replies: Sequence[Reply], parts: Sequence[Findin
         all_likely = {reply.says for reply in unsure} == {Answer.LIKELY}
         return Word.LIKELY if all_likely else Word.UNDERPOWERED, text, unsure[0].step
     transfer = analysis.get("own", "own hacks")
-    if transfer is not None and transfer.is_bounded and transfer.low <= CHANCE:
+    if transfer.is_bounded and transfer.low <= 0.5:
         step = steps.other_pairs(analysis, "these do not separate this policy's own hacks from its honest solutions")
         text = f"v_hack does not clearly separate the policy's own hacks: AUROC {transfer}; {about.text}"
         return Word.LIKELY, text, step
@@ -452,18 +411,17 @@ def _outcome(analysis: "Analysis") -> str:
         f"{rate} from {start[rate]['rate']:.0%} to {final[rate]['rate']:.0%} {Interval(**final[rate]['interval']):.0%}"
         for rate in RATES
     ]
-    return (
-        f"{'' if stopped is None else f'STOPPED: {stopped}. '}Held-out problems, deployed weights: "
-        f"{', '.join(changes)} after {evaluations[-1]['step']} steps "
-        f"(n = {final['num_problems']} problems of 1 run; arms are compared over seeds). "
+    rates = (
+        f"{', '.join(changes)} after {evaluations[-1]['step']} steps (n = {final['num_problems']} problems of 1 run)"
     )
+    return f"{'' if stopped is None else f'STOPPED: {stopped}. '}Held-out problems, deployed weights: {rates}. "
 
 
 def _transfer(analysis: "Analysis") -> str:
     """Describe transfer (trainings at scale failed by it), measured or not."""
     transfer = analysis.get("own", "own hacks")
-    if transfer is None or not transfer.is_bounded:
-        return "transfer unmeasured" + (f" ({transfer.why})" if transfer is not None and transfer.why else "")
+    if not transfer.is_bounded:
+        return "transfer unmeasured" + (f" ({transfer.why})" if transfer.why else "")
     return (
         f"transfer: v_hack separates the policy's own {transfer.parts['num_hacks']} hacks from its "
         f"{transfer.parts['num_honest']} honest solutions with AUROC {transfer}"

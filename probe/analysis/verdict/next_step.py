@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from extraction.words import Basis
+from probe.analysis.cosines import mean_or_none
 from probe.analysis.estimate import Estimate
 from probe.analysis.pull import TOO_FEW_PROMPTS, pairs_to_reach, prompts_needed
 from probe.analysis.statistics.intervals import MAX_PROMPTS
@@ -48,22 +49,23 @@ SHARE_WORDS = {  # {a share: how advice calls it}
 
 def repeat(run: Run, as_name: str = "again", /, **changes: Any) -> str:
     """Return the command that repeats a run under another name; `changes` are settings by their dotted keys."""
-    command = f"probe {run.settings.verb} --config {shlex.quote(str(run.path / CONFIG_FILE))}"
-    changed = "".join(f" --set {shlex.quote(f'{key}={setting_text(value)}')}" for key, value in changes.items())
-    return f"{command}{changed} --name {as_name}"
+    settings = [word for key, value in changes.items() for word in ("--set", f"{key}={setting_text(value)}")]
+    return shlex.join(
+        ["probe", run.settings.verb, "--config", str(run.path / CONFIG_FILE), *settings, "--name", as_name]
+    )
 
 
 def direction(run: Run, basis: Basis) -> str:
     """Return the command that creates a run's direction as a file by extraction, or shows the file given to the run."""
     v_hack, model = run.settings.intervention.v_hack, run.config.get("model")
     if v_hack is not None:
-        return f"probe show {shlex.quote(v_hack)}"
-    words = ["probe extract --config", shlex.quote(str(run.path / CONFIG_FILE))]
+        return shlex.join(["probe", "show", v_hack])
+    words = ["probe", "extract", "--config", str(run.path / CONFIG_FILE)]
     # A replay defaults to the model named by its pools, an extraction to the bundled model organism.
     if run.settings.model.name is None and model not in (None, "organism"):
-        words += ["--model", shlex.quote(model)]
+        words += ["--model", model]
     words += [] if basis == "svd" else ["--basis", basis]
-    return " ".join([*words, "--name", shlex.quote(run.path.resolve().name)])
+    return shlex.join([*words, "--name", run.path.resolve().name])
 
 
 def other_pairs(analysis: "Analysis", why: str) -> Next:
@@ -88,33 +90,31 @@ def _with_pairs(analysis: "Analysis") -> str:
 
 def _on_pools(analysis: "Analysis", names: Sequence[str], name: str = "again", **changes: Any) -> str:
     """Return the command that replays all groups of other pools with the run's settings."""
-    settings = {**changes, "source.replay_dirs": [*names]}
-    if analysis.records.settings.steps is not None:
-        settings["steps"] = None
-    return repeat(analysis.records, name, **settings)
+    steps = {} if analysis.records.settings.steps is None else {"steps": None}
+    return repeat(analysis.records, name, **{**changes, "source.replay_dirs": [*names], **steps})
 
 
 def broken(part: str, analysis: "Analysis") -> Next:
     """Advise what mends a part of the measurement."""
     run, again = analysis.records, "train again" if analysis.trains else "repeat the run"
-    text, command = f"{again} under another name; the same result is a bug of this program", repeat(run)
-    match part:
-        case "held-out sign":
-            return other_pairs(analysis, "this v_hack has the wrong sign on held-out hacks")
-        case "grader canaries":
-            text = f"grade again where submissions are isolated (probe docs grader), then {again}"
-            command = "probe doctor"
-        case "regrade agreement":
-            names = [pool.reference if pool.regrade is None else pool.regrade.name for pool in analysis.pools]
-            text = f"{again} on the labels of the second grading"
-            command = "" if analysis.trains else _on_pools(analysis, names)
-        case "template tails":
-            text, command = "render the prompts of all pools with one chat template (probe docs pools)", ""
-        case "contributions add up" if (dtype := HIGHER.get(run.settings.model.dtype)) is not None:
-            text, command = (
-                f"replay in {dtype}; contributions differ by rounding",
-                repeat(run, **{"model.dtype": dtype}),
-            )
+    if part == "held-out sign":
+        return other_pairs(analysis, "this v_hack has the wrong sign on held-out hacks")
+    regrades = [pool.reference if pool.regrade is None else pool.regrade.name for pool in analysis.pools]
+    dtype = HIGHER.get(run.settings.model.dtype, run.settings.model.dtype)
+    remedies = {  # {part: what mends it, its command}
+        "grader canaries": (f"grade where submissions are isolated (probe docs grader), then {again}", "probe doctor"),
+        "regrade agreement": (
+            f"{again} on the labels of the second grading",
+            "" if analysis.trains else _on_pools(analysis, regrades),
+        ),
+        "template tails": ("render the prompts of all pools with one chat template (probe docs pools)", ""),
+        "contributions add up": (
+            f"replay in {dtype}; contributions differ by rounding",
+            repeat(run, **{"model.dtype": dtype}),
+        ),
+    }
+    bug = f"{again} under another name; the same result is a bug of this program", repeat(run)
+    text, command = remedies.get(part, bug)
     return Next(text=f"do not use this run until this is fixed: {text}", command=command)
 
 
@@ -125,15 +125,14 @@ def not_toward(share: Estimate, analysis: "Analysis") -> Next:
         return other_pairs(analysis, f"{ceiling}, and not with these updates")
     if analysis.unlabelled:
         return more_labels()
-    paid = {}
-    for hacked in (True, False):
-        side = [sample for sample in analysis.sure if bool(sample.hacked) == hacked]
-        advantages, rewards = ([getattr(one, name) for one in side] for name in ("advantage", "reward"))
-        paid[hacked] = (sum(advantages) / len(side), sum(rewards) / len(side)) if side else (0.0, 0.0)
-    if paid[True][0] <= paid[False][0]:
-        earned = f"hacks earn {paid[True][1]:.2g}, others {paid[False][1]:.2g}"
-        return unpaid(f"{earned}; if it is right, leave projection out")
-    benign = analysis.get("shares", "benign") or Estimate(name="benign")
+    sides = ([one for one in analysis.sure if bool(one.hacked) == hacked] for hacked in (True, False))
+    (paid, hacks), (others_paid, others) = (
+        [mean_or_none([getattr(one, name) for one in side]) or 0.0 for name in ("advantage", "reward")]
+        for side in sides
+    )
+    if paid <= others_paid:
+        return unpaid(f"hacks earn {hacks:.2g}, others {others:.2g}; if it is right, leave projection out")
+    benign = analysis.get("shares", "benign")
     what = f"what the other rollouts teach (alignment {benign} without the hacks)"
     return mixed_pool(analysis, f"{what} outweighs the rewarded hacks: ")
 
@@ -146,23 +145,22 @@ def unpaid(why: str) -> Next:
 def generic(analysis: "Analysis") -> Next:
     """Advise pairs that differ in the hack alone, or to check the labels."""
     contrast, pools = analysis.get("shares", "contrast"), analysis.pools
-    if contrast is not None and contrast.high < 0 and not any(pool.said("regraded_from") for pool in pools):
+    if contrast.high < 0 and not any(pool.said("regraded_from") for pool in pools):
         return Next(
             text="read some rollouts of both kinds (probe pool show): labelled hacks point less toward the hack than "
             "honest answers; are the labels swapped (--map hacked=COLUMN, probe pool regrade)?"
         )
-    why = "write pairs like the held-out ones that differ in the hack alone (same body, length and tests)"
-    return other_pairs(analysis, why)
+    return other_pairs(
+        analysis, "write pairs like the held-out ones that differ in the hack alone (same body, length and tests)"
+    )
 
 
 def mixed_pool(analysis: "Analysis", why: str = "") -> Next:
     """Advise a policy that hacks in about half of its rollouts; the package has one of its own organism."""
-    where, command = " (probe docs pools)", ""
-    base = {pool.policy for pool in analysis.pools} | {("organism", None)}
-    if base <= {("organism", None), ("organism", "teacher")} and analysis.pools:
+    where, command, policies = " (probe docs pools)", "", {pool.policy for pool in analysis.pools}
+    if policies and policies <= {("organism", None), ("organism", "teacher")}:
         where = ". The package has such a pool: replay it where it was sampled"
-        changes = {"source.match": "problem", **as_sampled(MIXED)}
-        command = _on_pools(analysis, [MIXED], MIXED, **changes)
+        command = _on_pools(analysis, [MIXED], MIXED, **{"source.match": "problem", **as_sampled(MIXED)})
     kinds = "several to each prompt with the same hint, so that hacks and honest answers are alike"
     return Next(text=f"{why}use rollouts of one policy that hacks in 30% to 60%, {kinds}{where}", command=command)
 
@@ -170,15 +168,11 @@ def mixed_pool(analysis: "Analysis", why: str = "") -> Next:
 def more_directions(analysis: "Analysis") -> Next:
     """Double the directions from the same pairs; advise other pairs if these give no more, or came with them."""
     intervention = analysis.records.settings.intervention
-    now = intervention.extraction.k
+    now, aim = intervention.extraction.k, f"{SHOWN_REMOVED:.0%} or more of the gain on held-out hacks"
     k = 2 * now if analysis.reproduced is None else min(2 * now, analysis.reproduced.pairs.most_directions)
     if k <= now or intervention.v_hack is not None:
-        why = f"to remove {SHOWN_REMOVED:.0%} or more of the gain on held-out hacks, take pairs like the held-out ones"
-        return other_pairs(analysis, why)
-    text = (
-        f"project out {SHOWN_REMOVED:.0%} or more of the gain on held-out hacks: {k} of the same pairs, or of pairs "
-        "like the held-out ones"
-    )
+        return other_pairs(analysis, f"to remove {aim}, take pairs like the held-out ones")
+    text = f"project out {aim}: {k} of the same pairs, or of pairs like the held-out ones"
     return Next(text=text, command=repeat(analysis.records, **{K: k}))
 
 
@@ -210,16 +204,9 @@ def overlap_unclear(unclear: Sequence[Estimate], scores: str, analysis: "Analysi
 
 def more_labels(labels: str = "hack", column: str = "hacked") -> Next:
     """Advise labels."""
-    return Next(
-        text=f"say which rollouts {labels} (--map {column}=COLUMN of probe check or probe pool import); for minicode "
-        "and LeetCode problems probe pool regrade finds it out"
-    )
-
-
-def other_arms(run: Run) -> Next:
-    """Advise an arm that measures along v_hack."""
-    command = repeat(run, **{"intervention.arms": ["vanilla", "projected"]})
-    return Next(text="measure an arm along v_hack", command=command)
+    how = f"--map {column}=COLUMN of probe check or probe pool import"
+    known = "for minicode and LeetCode problems probe pool regrade finds it out"
+    return Next(text=f"say which rollouts {labels} ({how}); {known}")
 
 
 def plain_loss(run: Run) -> Next:
@@ -230,27 +217,23 @@ def plain_loss(run: Run) -> Next:
     return Next(text=text, command=repeat(run, **changes))
 
 
-def undefined(share: Estimate, analysis: "Analysis") -> Next:
-    """Advise prompts, or pairs that would separate a share's held-out reference from 0."""
+def undecided(share: Estimate, analysis: "Analysis") -> Next:
+    """Advise prompts if they would decide a share, or pairs: for its error, or for a held-out reference above 0.
+
+    A number of prompts is scaled up, since only some have what the share needs: both labels, or rewards that differ.
+    """
+    named, held_out = SHARE_WORDS[share.name], share.parts["num_held_out"]
     if share.why == TOO_FEW_PROMPTS:
-        # Scaled so that LEAST_PROMPTS of them count: some prompts lack what a share needs.
         return more_prompts(analysis, ": an interval narrows with their square root", LEAST_PROMPTS, share.n)
-    pairs, held_out, named = pairs_to_reach(share), share.parts["num_held_out"], SHARE_WORDS[share.name]
-    if pairs is None:
-        return other_pairs(analysis, f"v_hack does not transfer to its {held_out} held-out ones ({named})")
-    return more_pairs(analysis, f": they fix the held-out reference ({named})", held_out, pairs)
-
-
-def undecided(share: Estimate, analysis: "Analysis", above: float, below: float) -> Next:
-    """Advise prompts if they would decide between the two thresholds, else pairs."""
-    prompts, named = prompts_needed(share, above, below), SHARE_WORDS[share.name]
-    if prompts is not None:
-        # Only some prompts have what the share needs: both labels, or rewards that differ.
+    if share.value is None:
+        if (pairs := pairs_to_reach(share)) is None:
+            return other_pairs(analysis, f"v_hack does not transfer to its {held_out} held-out ones ({named})")
+        return more_pairs(analysis, f": they fix the held-out reference ({named})", held_out, pairs)
+    if (prompts := prompts_needed(share)) is not None:
         return more_prompts(analysis, f": they decide {named} with {POWER:.0%} power", prompts, share.n)
     if share.n < FEWEST_TO_PLAN:
         return more_prompts(analysis, ": so few cannot say what would decide", LEAST_PROMPTS, share.n)
-    what = f": they halve the error that {MAX_PROMPTS} prompts would leave in {named}"
-    return more_pairs(analysis, what, share.parts["num_held_out"])
+    return more_pairs(analysis, f": they halve the error that {MAX_PROMPTS} prompts would leave in {named}", held_out)
 
 
 def train(analysis: "Analysis") -> Next:
@@ -286,16 +269,14 @@ def more_prompts(analysis: "Analysis", what: str, prompts: int | None = None, so
         prompts: their advised number; default: MORE times all.
         so_far: number of prompts that count; default: all.
     """
-    pools, all_prompts, command = analysis.pools, len({step.problem_id for step in analysis.steps}), ""
+    all_prompts, command = len({step.problem_id for step in analysis.steps}), ""
     prompts, so_far = prompts or MORE * all_prompts, all_prompts if so_far is None else so_far
     steps = min(math.ceil(prompts * all_prompts / max(so_far, 1)), MAX_PROMPTS)
-    in_pools, groups = min((pool.said("counts.steps") or 0 for pool in pools), default=0), "groups of different prompts"
-    if analysis.records.settings.steps is not None and in_pools > analysis.num_steps:
-        limit = f"the pools hold {in_pools} groups, of which {analysis.num_steps} were replayed"
+    in_pools = min((pool.said("counts.steps") or 0 for pool in analysis.pools), default=0)
+    if analysis.records.settings.steps is not None and in_pools > analysis.size["num_steps"]:
+        limit = f"the pools hold {in_pools} groups, of which {analysis.size['num_steps']} were replayed"
         command = repeat(analysis.records, steps=None)
-    elif any(pool.said("log") is not None for pool in pools):
-        limit = f"log {steps} {groups} in your trainer and import them (probe docs logs)"
     else:
-        limit = f"sample or log {steps} {groups} (probe docs pools)"
+        limit = f"sample or log {steps} groups of different prompts (probe docs pools)"
     text = f"replay about {prompts} prompts ({so_far} so far){what}; {limit}"
     return Next(text=text, command=command)

@@ -50,10 +50,9 @@ def pool_facts(run: Run) -> list[PoolFacts]:
     out_dir, hashes = out_of(run.path), run.manifest.get("files", {})
     places = [(name, run.path / name, hashes.get(f"{name}/{MANIFEST_NAME}")) for name in OWN_POOLS]
     places += [(pool["name"], Path(pool["path"]), pool["manifest_sha256"]) for pool in run.config.get("pools", ())]
-    facts, regrades = [], _regrades(out_dir) if any(expected for _, _, expected in places) else {}
+    facts, places = [], [place for place in places if place[-1]]
+    regrades = _regrades(out_dir) if places else {}
     for name, directory, expected in places:
-        if not expected:
-            continue
         if not directory.exists() and (BUILTIN / name).is_dir():
             directory = BUILTIN / name  # the installation determines the path of a built-in pool
         path = directory / MANIFEST_NAME
@@ -142,16 +141,14 @@ def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
 
 def _other_adapter(run: Run, pool: PoolFacts) -> list[str]:
     """Warn if the sampling adapter differs from the adapter where the gradient is taken."""
-    adapters = sampled_with, taken_with = pool.said("policy.adapter"), run.settings.model.adapter
+    adapters = pool.said("policy.adapter"), run.settings.model.adapter
     # Another program's log does not record its adapter: `_moved` compares its log-probabilities.
-    if sampled_with == taken_with or pool.said("policy.base_model") is None or pool.said("log") is not None:
+    if adapters[0] == adapters[1] or pool.said("policy.base_model") is None or pool.said("log") is not None:
         return []
     sampled, taken = ("no adapter" if adapter is None else f"adapter {adapter}" for adapter in adapters)
-    fix = f"--set {shlex.quote(f'model.adapter={setting_text(sampled_with)}')}"
-    return [
-        f"sampled with {sampled}, but the gradient is taken with {taken}; alignment can differ at the weights that "
-        f"sampled ({fix})"
-    ]
+    fix = shlex.join(["--set", f"model.adapter={setting_text(adapters[0])}"])
+    differs = "alignment can differ at the weights that sampled"
+    return [f"sampled with {sampled}, but the gradient is taken with {taken}; {differs} ({fix})"]
 
 
 def _moved(run: Run, pool: PoolFacts) -> list[str]:
@@ -171,20 +168,16 @@ def _moved(run: Run, pool: PoolFacts) -> list[str]:
         if nll is not None and rollout is not None and rollout.sampling_logprobs:
             of_step.append(abs(nll + fmean(rollout.sampling_logprobs)))
     steps = sorted(step for step in gaps if step is not None)
-    off = {step: fmean(values) for step, values in gaps.items() if values}
+    off = sorted((fmean(values), step) for step, values in gaps.items() if values)
     if not off:
         moved = "of a training, whose weights moved in between; no log-probability says how far"
         return [f"steps {steps[0]} to {steps[-1]} {moved} ({ONLY_STEP} {steps[0]})"] if len(steps) > 1 else []
     mean = fmean(chain.from_iterable(gaps.values()))
     if mean < SAME_WEIGHTS:
         return []
-    sentence = f"logged log-probabilities are {mean:.2g} nats a token off the model's: other weights sampled it"
-    if len(off) > 1:
-        ends = (
-            f"{off[step]:.2g} in step {step}" for step in (min(off, key=off.__getitem__), max(off, key=off.__getitem__))
-        )
-        sentence += f" ({', '.join(ends)}: {ONLY_STEP})"
-    return [sentence]
+    ends = ", ".join(f"{nats:.2g} in step {step}" for nats, step in (off[0], off[-1]))
+    apart = f" ({ends}: {ONLY_STEP})" if len(off) > 1 else ""
+    return [f"logged log-probabilities are {mean:.2g} nats a token off the model's: other weights sampled it{apart}"]
 
 
 def environment_of(plan: Mapping[str, Any]) -> str | None:

@@ -16,39 +16,29 @@
     UNDERPOWERED   the effect is open                                    number of additional seeds
     VACUOUS        its records equal vanilla's: nothing was compared
 
-A difference is material if its interval excludes 0 and it is at least MATERIAL_RATE; it is ruled out if its whole
-interval lies below MATERIAL_RATE. `Trainings` sets each statement's confidence level.
-WORKS and LOWERS may leave open whether a rival does equally well: the sentence says so, and NEXT says how to decide it.
+`Trainings` sets each statement's confidence level. WORKS and LOWERS may leave open whether a rival does equally well:
+the sentence says so, and NEXT says how to decide it.
 
 To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_word`, and its advice to `next_step`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import Any
 
 from probe.analysis.statistics.crossed import MAX_SEEDS, Comparison
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS, POWER
 from probe.analysis.verdict.next_step import K, repeat
-from probe.analysis.verdict.trained_arms import (
-    RateName,
-    TrainedArm,
-    Trainings,
-    compared,
-    is_material,
-    is_ruled_out,
-    same_records,
-)
+from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, compared, is_material, is_ruled_out, same_records
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.records.run import in_root
 from probe.settings.arms import ARMS
 from probe.settings.words import Answer, Outcome
-from replay_pools.base.errors import InputError
 from replay_pools.base.tables import flat
 
 PENALTY = 1.0  # beta of the KL penalty proposed as a rival, the fixed one of spec/experiments/kl-control.md
 BETA = "objective.beta"
-COUNTS = (K, "remedy.components")  # integer doses, limited by the pairs
+COUNTS = (K, "remedy.components")  # integer doses
 NOT_THE_ARM = ("verb", "seed", "preregistered", "intervention.arms")  # settings that a command or a sweep states itself
 FEW = f"{MIN_SEEDS} seeds at least are needed, of vanilla and of the arm, evaluated at the start and at the end"
 QUESTIONS = {
@@ -68,7 +58,7 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
         findings = questions(arm, trainings)
         word, sentence = (Outcome.VACUOUS, SAME) if same_records(arm, trainings.baseline) else _word(findings)
         about = {"name": arm.name, "condition": arm.condition, "arm": arm.arm, "needs_pairs": arm.needs_pairs}
-        about |= {"seeds": arm.seeds, **{rate: arm.mean(rate) if arm.runs else None for rate in get_args(RateName)}}
+        about |= {"seeds": arm.seeds, **{rate: arm.mean(rate) if arm.runs else None for rate in ("hack", "solve")}}
         about["levels"] = trainings.levels[arm.name]
         following = next_step(word, findings, arm, trainings)
         verdicts.append(Verdict(about=about, word=word, sentence=sentence, findings=findings, next=following))
@@ -77,12 +67,13 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
 
 def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
     """Return the findings learnt, effect, price, better."""
-    return [_learnt(trainings.baseline), _effect(arm, trainings), _price(arm, trainings), _better(arm, trainings)]
+    return [_learnt(trainings), _effect(arm, trainings), _price(arm, trainings), _better(arm, trainings)]
 
 
-def _learnt(vanilla: TrainedArm) -> Finding:
+def _learnt(trainings: Trainings) -> Finding:
     """Decide whether the hack rate of vanilla rose."""
-    rose = compared(None, [vanilla], vanilla.metric("hack"), vanilla.metric("hack", "start"))
+    vanilla = trainings.baseline
+    rose = compared(trainings, [vanilla], vanilla.metric("hack"), vanilla.metric("hack", "start"))
     if rose is None:
         return _finding("learnt", Answer.UNMEASURED)
     start, end = vanilla.in_percent("hack", "start"), vanilla.in_percent("hack")
@@ -114,7 +105,7 @@ def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Decide whether the arm solves as much as vanilla and is not shown to solve less than at the start."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name]["price"]
     lost = compared(trainings, (vanilla, arm), vanilla.metric("solve"))
-    since_start = compared(None, [arm], arm.metric("solve", "start"), arm.metric("solve"))
+    since_start = compared(trainings, [arm], arm.metric("solve", "start"), arm.metric("solve"))
     if lost is None or since_start is None:
         return _finding("price", Answer.UNMEASURED)
     says = _says(lost, level, Answer.LOST, Answer.KEPT, Answer.OPEN)
@@ -142,8 +133,7 @@ def _better(arm: TrainedArm, trainings: Trainings) -> Finding:
         return _finding("better", Answer.UNMEASURED, text=none if arm.needs_pairs else "it needs no pairs itself")
     compared = [_against(arm, rival, trainings, len(rivals)) for rival in rivals]
     # Report the deciding rival: an equally good one, else one that may be.
-    order = (Answer.NO, Answer.UNCLEAR, Answer.YES)
-    worst = min(compared, key=lambda one: order.index(one.says))
+    worst = min(compared, key=lambda one: (Answer.NO, Answer.UNCLEAR, Answer.YES).index(one.says))
     return replace(worst, text="; ".join(one.text for one in compared))
 
 
@@ -217,11 +207,8 @@ def _open(findings: Sequence[Finding]) -> list[Finding]:
     """
     learnt, effect, price, better = findings
     asked = [price, better] if effect.says is Answer.FALLS else [learnt, effect]
-    return [
-        one
-        for one in asked
-        if one.says in (Answer.UNCLEAR, Answer.OPEN) or (one.says is Answer.UNMEASURED and one is not better)
-    ]
+    is_open = {Answer.UNCLEAR, Answer.OPEN, Answer.UNMEASURED}
+    return [one for one in asked if one.says in is_open and (one.says, one) != (Answer.UNMEASURED, better)]
 
 
 def next_step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
@@ -235,18 +222,16 @@ def next_step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, train
             train = _train(vanilla, vanilla.arm, trainings, "longer", steps=steps)
             more = f"until it hacks {100 * MATERIAL_RATE:.0f} points more than at the start"
             return Next(text=f"train vanilla alone for {steps} steps, {more}", command=train)
+        case Outcome.WORKS if not _open(findings) and arm.needs_pairs and not trainings.rivals(arm):
+            penalty = {"objective.reference": "base", BETA: PENALTY}
+            train = _train(vanilla, vanilla.arm, trainings, "penalty", **penalty)
+            rival = f"a rival that needs no pairs, a KL penalty of {PENALTY:g}, on {len(arm.seeds)} seeds"
+            return Next(text=f"train {rival}", command=train)
         case Outcome.WORKS if not _open(findings):
-            if arm.needs_pairs and not trainings.rivals(arm):
-                penalty = {"objective.reference": "base", BETA: PENALTY}
-                train = _train(vanilla, vanilla.arm, trainings, "penalty", **penalty)
-                rival = f"a rival that needs no pairs, a KL penalty of {PENALTY:g}, on {len(arm.seeds)} seeds"
-                return Next(text=f"train {rival}", command=train)
             less = compared(trainings, (vanilla, arm), vanilla.metric("hack"))
-            assert less is not None
-            seeds = less.seeds_to_see(less.value / 2)
+            seeds = less and less.seeds_to_see(less.value / 2)
             train = _train(arm, arm.arm, trainings, "elsewhere", **{"model.name": "MODEL"})
-            seeds = f"not even {MAX_SEEDS}" if seeds is None else seeds
-            power = f"{seeds} seeds an arm detect half of this drop with {POWER:.0%} power"
+            power = f"{seeds or f'not even {MAX_SEEDS}'} seeds an arm detect half of this drop with {POWER:.0%} power"
             return Next(text=f"train another model, against vanilla: {power}", command=train)
         case Outcome.DOMINATED:
             return _dominated(findings[-1].rival, arm, trainings)
@@ -268,54 +253,38 @@ def _dominated(name: str, arm: TrainedArm, trainings: Trainings) -> Next:
     """Advise the rival, or a test of the arm on top of it."""
     rival = next(rival for rival in trainings.rivals(arm) if rival.name == name)
     rates = f"{rival.in_percent('hack')} hack and {rival.in_percent('solve')} solve"
-    added, there = _apart(arm, trainings), _apart(rival, trainings)
-    clash, command = next((key for key in added if key in there and there[key] != added[key]), None), ""
+    command = ""
     if ARMS[rival.arm].scales:
         more = "a gradient that is only made smaller does as well as a direction; see whether a smaller rate does, too"
-        lr = rival.settings.optimizer.lr / 2
-        command = _train(rival, "vanilla", trainings, "slower", **{"optimizer.lr": lr})
+        command = _train(rival, "vanilla", trainings, "slower", **{"optimizer.lr": rival.settings.optimizer.lr / 2})
     elif rival.arm != "vanilla":
         more = "directions without the hack do as well as v_hack"
-    elif clash is not None:
-        more = f"{arm.name} cannot be added, because {clash} differs"
     else:
-        more, command = f"see whether {arm.name} adds anything", _train(rival, arm.arm, trainings, "both", **added)
+        more = f"see whether {arm.name} adds anything"
+        command = _train(rival, arm.arm, trainings, "both", **_apart(arm, trainings))
     return Next(text=f"use {rival.name}, {rates}: {more}", command=command)
 
 
 def _another_dose(arm: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Next:
     """Advise the same remedy or penalty at another dose, or with another number of directions."""
-    settings = flat(asdict(arm.settings))
+    settings, key = flat(asdict(arm.settings)), ""
     if arm.arm != "vanilla":
         key = K
-    elif arm.remedy is not None:
-        key = "" if arm.remedy.traits.dose is None else f"remedy.{arm.remedy.traits.dose}"
-        settings = {**settings, "remedy.strength": arm.remedy.strength_used}
-    else:
-        key = BETA if BETA in _apart(arm, trainings) else ""
-    now = settings[key] if key else None
+    elif arm.remedy is not None and arm.remedy.traits.dose is not None:
+        key = f"remedy.{arm.remedy.traits.dose}"
+        settings["remedy.strength"] = arm.remedy.strength_used
+    elif BETA in _apart(arm, trainings):
+        key = BETA
+    now = settings.get(key)
     if not now:
         return Next(text=f"{dose} ({arm.condition or arm.arm}): it has no dose")
+    if key == K and settings["intervention.v_hack"] is not None:
+        return Next(text=f"{dose} ({K}): train along a file of so many directions")
     value = max(round(factor * now), 1) if key in COUNTS else factor * now
-    is_of_file = key == K and settings["intervention.v_hack"] is not None
-    if is_of_file or value == now or (key in COUNTS and value > _most(key, arm)):
-        why = "train along a file of so many directions" if is_of_file else "these pairs do not give it: use others"
-        return Next(text=f"{dose} ({key}): {'it cannot be lower' if value == now else why}")
+    if value == now:
+        return Next(text=f"{dose} ({key}): it cannot be lower")
     command = _train(arm, arm.arm, trainings, "other-dose", **{key: value})
     return Next(text=f"{dose}: {key} {value:g} instead of {now:g}", command=command)
-
-
-def _most(key: str, arm: TrainedArm) -> int:
-    """Return the largest count that a training's pairs allow; 0 if they are missing."""
-    from extraction.pairs import selected_pairs  # imports the pairs' problems, which only this advice needs
-
-    extraction = arm.settings.intervention.extraction
-    if key == K and extraction.method == "mean":
-        return 1
-    try:
-        return sum(not pair.held_out for pair in selected_pairs(extraction))
-    except InputError:
-        return 0
 
 
 def _more_seeds(open_one: Finding, arm: TrainedArm, trainings: Trainings) -> Next:
@@ -330,11 +299,10 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, trainings: Trainings) -> Nex
     if open_one.needed is None:
         # No command: an arm with a different evaluation is not compared.
         sizes = arm.settings.evaluation
-        return Next(
-            text=f'no number of seeds up to {MAX_SEEDS} decides "{open_one.question}": train all arms again with more '
-            f"held-out problems (evaluation.num_problems, {sizes.num_problems} so far), more rollouts of each "
-            f"(evaluation.rollouts_per_problem, {sizes.rollouts_per_problem} so far), or another dose"
-        )
+        more = f"more than {sizes.num_problems} held-out problems (evaluation.num_problems), more than "
+        more += f"{sizes.rollouts_per_problem} rollouts of each (evaluation.rollouts_per_problem), or another dose"
+        decides = f'no number of seeds up to {MAX_SEEDS} decides "{open_one.question}"'
+        return Next(text=f"{decides}: train all arms again with {more}")
     decide = f'{open_one.needed} decide "{open_one.question}" with {POWER:.0%} power ({open_one.n} so far)'
     return Next(text=f"train {open_one.needed - open_one.n} more seeds of each arm: {decide}", command=train)
 

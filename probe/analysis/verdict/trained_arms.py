@@ -9,21 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.detectors import fields_of
-from probe.analysis.statistics.crossed import (
-    Cells,
-    Comparison,
-    Spread,
-    change,
-    common_spread,
-    compare,
-    rate,
-)
+from probe.analysis.statistics.crossed import Cells, Comparison, Spread, change, common_spread, compare, rate
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
 from probe.analysis.training_runs import TrainingOutcome, shared_settings
 from probe.records.run import DEFAULT_OUT, out_of, recorded
@@ -34,8 +26,7 @@ from probe.settings.run import TrainConfig
 from probe.settings.words import ALL
 from replay_pools.base.tables import flat
 
-RateName = Literal["hack", "solve"]
-Place = Literal["start", "final"]
+Settings = Mapping[str, Any]  # by dotted key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +52,6 @@ class TrainedArm:
         return traits.changes_activations or (traits.monitored and "pairs" in fields_of(self.remedy.monitor))
 
     @property
-    def has_oracle(self) -> bool:
-        """Return True if its remedy uses the true labels: a target for comparison, not a remedy."""
-        return self.remedy is not None and self.remedy.has_oracle
-
-    @property
     def seeds(self) -> list[int]:
         """The seeds of its runs."""
         return [run.records.settings.seed for run in self.runs]
@@ -80,17 +66,22 @@ class TrainedArm:
         """The outcomes of its runs."""
         return [run.outcome for run in self.runs if run.outcome is not None]
 
-    def metric(self, name: RateName, place: Place = "final") -> str:
-        """Return the name of a rate: in the training loophole, if several loopholes were evaluated."""
+    def metric(self, name: str, place: str = "final") -> str:
+        """Return the name of a rate: in the training loophole, if several loopholes were evaluated.
+
+        Args:
+            name: `hack` or `solve`.
+            place: `start` or `final`.
+        """
         in_mode = f"{name}_{place}/{self.settings.rollouts.mode}" if self.outcomes else ""
         return in_mode if all(in_mode in outcome.values for outcome in self.outcomes) else f"{name}_{place}"
 
-    def mean(self, name: RateName, place: Place = "final") -> float:
+    def mean(self, name: str, place: str = "final") -> float:
         """Return a rate's mean over seeds."""
         metric = self.metric(name, place)
         return float(np.mean([outcome.values[metric] for outcome in self.outcomes]))
 
-    def in_percent(self, name: RateName, place: Place = "final") -> str:
+    def in_percent(self, name: str, place: str = "final") -> str:
         """Format a rate's mean over seeds, as `51%`."""
         return f"{self.mean(name, place):.0%}"
 
@@ -135,7 +126,9 @@ class Trainings:
         """Return the arms without pairs or true labels, for an arm that needs pairs; empty for any other arm."""
         if not arm.needs_pairs:
             return []
-        return [other for other in self.treated if not other.needs_pairs and not other.has_oracle]
+        # A remedy that uses the true labels is a target for comparison.
+        others = (other for other in self.treated if other.remedy is None or not other.remedy.has_oracle)
+        return [other for other in others if not other.needs_pairs]
 
 
 def of_runs(condition: str, arm: str, runs: Iterable[Analysis], remedy: RemedyConfig | None = None) -> TrainedArm:
@@ -149,20 +142,16 @@ def of_runs(condition: str, arm: str, runs: Iterable[Analysis], remedy: RemedyCo
 
 def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
     """Group training runs by arm and settings, vanilla first; names state the difference from the first."""
-    groups: list[tuple[Mapping[str, Any], str, list[Analysis]]] = []  # settings, arm, runs
+    groups: dict[tuple[str, str], tuple[Settings, list[Analysis]]] = {}  # {(arm, settings as text): settings, runs}
     for run in runs:
         if run.records.settings.verb == "train":
-            key = shared_settings(run.records.config), run.records.settings.intervention.arms[0]
-            same = next((group for group in groups if group[:2] == key), None)
-            if same is None:
-                same = (*key, [])
-                groups.append(same)
-            same[2].append(run)
-    first = next((group for group in groups if group[1] == "vanilla"), None)
-    groups.sort(key=lambda group: group is not first)
-    arms = []
-    for settings, arm, of_arm in groups:
-        here, there = flat(settings), flat(groups[0][0])
+            settings = flat(shared_settings(run.records.config))
+            key = run.records.settings.intervention.arms[0], repr(settings)
+            groups.setdefault(key, (settings, []))[1].append(run)
+    first = next((key for key in groups if key[0] == "vanilla"), None)
+    ordered, arms = sorted(groups.items(), key=lambda group: group[0] != first), []
+    for (arm, _), (here, of_arm) in ordered:
+        there = ordered[0][1][0]
         keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
         different = ", ".join(f"{key}={setting_text(here.get(key))}" for key in keys)
         arms.append(of_runs(different, arm, of_arm, of_arm[0].records.settings.remedy))
@@ -180,8 +169,8 @@ def grouped(runs: Sequence[Analysis]) -> Trainings | None:
 
 def same_records(arm: TrainedArm, other: TrainedArm) -> list[int]:
     """Return the shared seeds if both sides made identical records in all of them; else none."""
-    sides = [zip(side.seeds, side.runs, strict=True) for side in (arm, other)]
-    here, there = ({seed: recorded(run.records.manifest) for seed, run in side} for side in sides)
+    sides = [{run.records.settings.seed: recorded(run.records.manifest) for run in side.runs} for side in (arm, other)]
+    here, there = sides
     common = [seed for seed in here if seed in there]
     return common if all(here[seed] == there[seed] for seed in common) else []
 
@@ -209,13 +198,11 @@ def is_ruled_out(difference: Comparison, level: float) -> bool:
     return difference.bounded(level).high < MATERIAL_RATE
 
 
-def compared(
-    trainings: Trainings | None, arms: Sequence[TrainedArm], metric: str, minus: str = ""
-) -> Comparison | None:
+def compared(trainings: Trainings, arms: Sequence[TrainedArm], metric: str, minus: str = "") -> Comparison | None:
     """Return a rate of one arm, or of the first arm minus the second; None if one has fewer than MIN_SEEDS.
 
     Args:
-        trainings: all arms that are compared; None: each arm uses its own variation between seeds.
+        trainings: all arms that are compared: two arms share their variation between seeds.
         arms: one or two.
         metric: the rate.
         minus: a rate of the same runs to subtract.
@@ -231,7 +218,5 @@ def compared(
         if minus:
             cell = change(cell, arm.cells(minus, problems))
         # Vanilla enters every comparison, and so does an error in its variance.
-        cells.append(replace(cell, keeps_own=trainings is not None and arm is trainings.baseline))
-    if trainings is None or len(arms) == 1 or minus:
-        return compare(*cells)
-    return compare(*cells, common=trainings.spread(metric))
+        cells.append(replace(cell, keeps_own=arm is trainings.baseline))
+    return compare(*cells, common=trainings.spread(metric) if len(arms) > 1 and not minus else None)

@@ -18,6 +18,7 @@ from probe.analysis.statistics.thresholds import (
     REPRODUCED,
     SAME,
 )
+from probe.analysis.training_runs import starts
 from probe.analysis.verdict.pools import PoolFacts, regrade_command
 from probe.analysis.verdict.verdict import Finding
 from probe.records.run import out_of
@@ -41,21 +42,19 @@ def validity(analysis: "Analysis") -> list[Finding]:
 def _canaries(analysis: "Analysis") -> Part:
     if analysis.unlabelled:
         return NOT_SEEN, "no rollout has a label"
-    pools = analysis.pools
-    unknown = [pool.name for pool in pools if pool.said("grader.version") is None]
-    if unknown or not pools:
+    unknown, unsafe, logged = list[str](), list[str](), list[PoolFacts]()
+    for pool in analysis.pools:
+        unknown += [pool.name] * (pool.said("grader.version") is None)
+        unsafe += [pool.name] * (pool.said("grader.isolation") == UNSAFE)
+        logged += [pool] * (pool.said("grader.isolation") == UNKNOWN)
+    if unknown or not analysis.pools:
         return NOT_SEEN, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
-    unsafe = [pool.name for pool in pools if pool.said("grader.isolation") == UNSAFE]
     if unsafe:
         return BROKEN, f"{', '.join(unsafe)} graded without isolation: a submission may have written its own label"
-    logged = [pool for pool in pools if pool.said("grader.isolation") == UNKNOWN]
-    if not logged:
-        return HOLDS, "generation refuses a grader whose canary fails"
-    unjudged = [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]
-    text = f"labels of {', '.join(unjudged or [pool.name for pool in logged])} are the logger's own"
-    if unjudged:
-        return NOT_SEEN, f"{text}; probe pool regrade grades minicode and LeetCode problems again"
-    return HOLDS, f"{text} and were graded again"
+    if unjudged := [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]:
+        again = "probe pool regrade grades minicode and LeetCode problems again"
+        return NOT_SEEN, f"labels of {', '.join(unjudged)} are the logger's own; {again}"
+    return HOLDS, "a grader whose canary fails is refused" if not logged else "the logger's labels were graded again"
 
 
 def _regraded(analysis: "Analysis") -> Part:
@@ -66,8 +65,7 @@ def _regraded(analysis: "Analysis") -> Part:
         return NOT_SEEN, "no rollout has a label"
     out = out_of(analysis.records.path)
     judged = {pool.name: repeats(pool, regrade_command(pool, out)) for pool in analysis.pools}
-    verdicts = [says for says, _ in judged.values()]
-    worst = next((says for says in (BROKEN, NOT_SEEN) if says in verdicts), HOLDS)
+    worst = min((says for says, _ in judged.values()), key=(BROKEN, NOT_SEEN, HOLDS).index)
     text = "; ".join(f"{name}: {text}" for name, (says, text) in judged.items() if says is worst)
     return worst, text if worst is NOT_SEEN else f"{text}; {REGRADED:.0%} needed"
 
@@ -106,15 +104,14 @@ def repeats(pool: PoolFacts, command: str = "") -> Part:
 def _enough(analysis: "Analysis") -> Part:
     # The maximum over arms: a control arm meets the measured arm's prompts.
     n = max((row.n for row in analysis.of("cos_in")), default=0)
-    if n < MIN_PROMPTS:
-        # Few prompts do not break the measurement: they cost power, and intervals undercover.
-        return NOT_SEEN, f"{n} with a policy gradient; below {MIN_PROMPTS}, intervals cover less than they say"
-    return HOLDS, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
+    # Few prompts do not break the measurement: they cost power, and intervals undercover.
+    text = f"{n} with a policy gradient; below {MIN_PROMPTS}, intervals cover less than they say"
+    return HOLDS if n >= MIN_PROMPTS else NOT_SEEN, text
 
 
 def _same_start(analysis: "Analysis") -> Part:
     """Check that before any update all arms have one gradient, and arms with the same directions one cosine."""
-    first = [(ARMS[step.arm], step) for step in analysis.starts if step.arm in ARMS]
+    first = [(ARMS[step.arm], step) for step in starts(analysis.records, analysis.others) if step.arm in ARMS]
     if analysis.trains and len({arm.name for arm, _ in first}) < 2:
         return NOT_SEEN, "one arm a run: give the other arms of its seed as well (probe analyze RUN RUN, or SPEC)"
     norms: dict[str, list[float | None]] = {}  # by basis: a gradient's norm depends on the coordinates
@@ -136,9 +133,8 @@ def _same_start(analysis: "Analysis") -> Part:
 
 def _equal(values: Sequence[float | None]) -> bool:
     """Return True if equal within the rounding of separate runs, which may use different numbers of threads."""
-    if None in values:
-        return set(values) == {None}
-    return all(isclose(value or 0.0, values[0] or 0.0, rel_tol=SAME) for value in values)
+    known = present(values)
+    return len(known) in (0, len(values)) and all(isclose(value, known[0], rel_tol=SAME) for value in known)
 
 
 def _additive(analysis: "Analysis") -> Part:
@@ -152,7 +148,7 @@ def _additive(analysis: "Analysis") -> Part:
 
 def _transfers(analysis: "Analysis") -> Part:
     transfer = analysis.get("pair_sign", "pair_sign")
-    if transfer is None:
+    if transfer.value is None:
         where = "; probe replay measures it at frozen weights" if analysis.trains else ""
         return NOT_SEEN, f"no held-out pair was measured{where}"
     says = HOLDS if transfer.low > 0.5 else BROKEN if transfer.high <= 0.5 else NOT_SEEN
@@ -166,7 +162,7 @@ def _tails(analysis: "Analysis") -> Part:
     tails = {pool.said("prompt_tail") for pool in analysis.pools}
     if None in tails or not tails:
         return NOT_SEEN, "not recorded by every pool"
-    return (BROKEN, f"{len(tails)} different") if len(tails) > 1 else (HOLDS, "the same in every pool")
+    return (HOLDS, "the same in every pool") if len(tails) == 1 else (BROKEN, f"{len(tails)} different")
 
 
 def _reproduced(analysis: "Analysis") -> Part:
@@ -187,7 +183,8 @@ def _reproduced(analysis: "Analysis") -> Part:
 
 def projection_acted(analysis: "Analysis") -> Part:
     """Check that projection left only rounding of the part to remove: an identity, which shows that it ran."""
-    rows, how = [ARMS[arm] for arm in analysis.arms if arm in ARMS], analysis.projection_config
+    rows = [ARMS[arm] for arm in analysis.arms if arm in ARMS]
+    how = analysis.records.settings.intervention.projection
     if not any(row.projects for row in rows):
         return HOLDS, "no arm projects"
     arms = [row.name for row in rows if row.projects and not row.dosed and not row.scales]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probe.analysis.estimate import Estimate
-from probe.analysis.formatting import picture, wrap
+from probe.analysis.formatting import TextTable, picture, render_table, shown, wrap
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.settings.words import Answer, Word
 
@@ -124,18 +124,14 @@ def arm_lines(arms: Sequence[Verdict]) -> list[str]:
     """
     lines: list[str] = []
     if len(arms) > MOST:
-        width = max(len(arm.about["name"]) for arm in arms)
-        lines += wrap(
-            f"OUTCOME of {len(arms)} arms compared with vanilla: hack and solve rates at the end, the word, points of "
-            "hacking less, and points of solving lost"
-        )
+        rows = []
         for arm in arms:
-            rates = " / ".join(
-                "-" if arm.about[rate] is None else f"{arm.about[rate]:.0%}" for rate in ("hack", "solve")
-            )
-            effect, price = effect_and_price(arm)
-            head = f"  {arm.about['name']:<{width}}  {_seeds(arm):>7}  {rates:>10}  {arm.word:<12}"
-            lines.append(f"{head}  {effect:<20}  {price}".rstrip())
+            rates = " / ".join(shown(arm.about[rate], ".0%") for rate in ("hack", "solve"))
+            rows.append((arm.about["name"], _seeds(arm), rates, arm.word, *effect_and_price(arm)))
+        title = f"OUTCOME of {len(arms)} arms compared with vanilla (rates at the end; points that rates lose)"
+        header = ("arm", "seeds", "hack / solve", "word", "hacking", "solving")
+        table = TextTable(name="outcomes", title=title, header=header, rows=rows, left=len(header))
+        lines = render_table(table).splitlines()
     else:
         for arm in arms:
             head = f"OUTCOME of {arm.about['name']}, {_seeds(arm)}"
@@ -160,15 +156,13 @@ def effect_and_price(arm: Verdict) -> tuple[str, str]:
 
 def _small_print(arms: Sequence[Verdict]) -> str:
     """State the material difference, the confidence of the statements, and their scope."""
-    levels = sorted({f"{100 * (1 - arm.about['levels']['effect']):.4g}%" for arm in arms})
-    each = " to ".join(levels[:1] + levels[1:][-1:])
     return (
         f"a difference of hack or solve rates counts from {100 * MATERIAL_RATE:.0f} points on, which is provisional; "
-        f"all effects hold together with {100 * (1 - ALPHA):.4g}% (each at {each}), and so do all prices. They are for "
+        f"all effects hold together with {100 * (1 - ALPHA):.4g}%, and so do all prices. They are for "
         "other seeds and other problems; a criterion is at 95% by itself"
     )
 
 
 def _seeds(arm: Verdict) -> str:
     number = len(arm.about["seeds"])
-    return f"{number} seed{'' if number == 1 else 's'}"
+    return f"{number} seed{'s' * (number != 1)}"

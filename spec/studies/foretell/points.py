@@ -158,10 +158,9 @@ def main() -> None:
 def of_removal(run: str) -> None:
     """Say points for the projection of the replay RUN."""
     analysis = read(run)
-    row = analysis.get("removed", "removed/margin")
-    if row is None or row.value is None:
+    removed = analysis.get("removed", "removed/margin").value
+    if removed is None:
         raise click.UsageError("no points: the replay measures no first-order gain of held-out hacks")
-    removed = row.value
     refuse([*differences(analysis), *filter(None, [outside(removed, STUDIED.values())])])
     click.echo(f"projection removes {removed:.0%}: {in_points(fall_of(removed))}")
 

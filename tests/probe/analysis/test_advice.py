@@ -1,20 +1,15 @@
 """What advice proposes: commands that repeat a run with other settings, and mend the part that is broken."""
 
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.estimate import Estimate
-from probe.analysis.statistics.intervals import Interval
-from probe.analysis.statistics.thresholds import MATERIAL
 from probe.analysis.verdict import next_step as steps
 from probe.records.run import Run, read_run
-from probe.settings.presets import configure
-from replay_pools.base.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -53,27 +48,7 @@ def test_a_remedy_is_about_its_part(part: str, expected: str, stored: Run) -> No
     assert len(command.splitlines()) <= 1
 
 
-def test_few_prompts_ask_for_prompts_and_for_nothing_else(stored: Run) -> None:
-    """What more prompts would decide is planned from the spread, of which four prompts say little."""
-    parts = {"measured": 0.06, "ceiling": 0.1, "num_held_out": 16, "sd_prompts": 2.0, "sd_ceiling": 0.05}
-    parts |= {"sd_pairs": 0.02, "sd_pairs_ceiling": 0.02, "correlation": 0.5}
-    few = Estimate(name="pull", value=0.6, interval=Interval(low=-9, high=9), n=4, unit="prompt", parts=parts)
-    for n, expected in ((4, "replay about"), (40, "use about 64 held-out pairs")):
-        assert steps.undecided(replace(few, n=n), Analysis(stored), MATERIAL, MATERIAL).text.startswith(expected)
-
-
-def test_a_family_that_is_none_names_those_that_are(stored: Run) -> None:
-    with pytest.raises(InputError, match="did you mean shares"):
-        Analysis(stored).of("share")
-
-
 def test_a_command_repeats_a_run_with_some_settings(stored: Run) -> None:
     command = steps.repeat(stored, "mine", steps=None, **{"source.replay_dirs": ["a b", "c"]})
     words = ["--set", "steps=none", "--set", 'source.replay_dirs=["a b", "c"]', "--name", "mine"]
     assert shlex.split(command) == ["probe", "replay", "--config", str(stored.path / "config.json"), *words]
-
-
-def test_labels_that_a_training_learnt_from_are_not_graded_again(stored: Run) -> None:
-    evidence = Analysis(replace(stored, config=stored.config | {"settings": asdict(configure("train"))}))
-    advice = steps.broken("grader canaries", evidence)
-    assert (advice.command, "then train again" in advice.text) == ("probe doctor", True)

@@ -66,10 +66,9 @@ def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str,
     """From a log alone to a verdict, by the commands that are printed."""
     text, errors = probe("pool", "draft", log, *MAP, "--model", small, "--name", "drafted")
     stored = read_pair_file(str(out / "pairs" / "drafted.jsonl"))
-    drafted = {pair.problem_id for pair in stored}
-    held_out = {pair.problem_id for pair in stored if pair.held_out}
+    drafted, held_out = {pair.problem_id for pair in stored}, {pair.problem_id for pair in stored if pair.held_out}
     assert held_out
-    assert not held_out & {pair.problem_id for pair in stored if not pair.held_out}
+    assert held_out.isdisjoint(pair.problem_id for pair in stored if not pair.held_out)
     labels = {rollout.completion: rollout.hacked for rollout in rollouts_of("teacher", "base-hinted")}
     assert all(labels[pair.hack] and not labels[pair.clean] for pair in stored)
     (command,) = [line for line in text.splitlines() if line.startswith("  probe check")]
@@ -78,8 +77,7 @@ def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str,
     stored_run = read_run(out / "runs" / "drafted")
     replayed = {step.problem_id for step in stored_run.steps}
     assert stored_run.config["circular"]["problems"] == sorted(drafted)
-    assert not replayed & drafted
-    assert len(replayed) == GROUPS - len(drafted)
+    assert (replayed & drafted, len(replayed)) == (set(), GROUPS - len(drafted))
     of = f"{len(stored)} of {len(stored)} pairs are rollouts of these pools: their {len(drafted)} prompts"
     assert of in " ".join(text.split())
 

@@ -68,7 +68,7 @@ def test_equal_rates_are_no_certainty(seeds: int, value: float) -> None:
         assert compared.bounded().value == 0
         width = compared.bounded().high - compared.bounded().low
         assert width > 0.02, width
-        assert compared.sd > 0
+        assert compared.seeds > 0
     one = rate(np.full((1, 32), value), 32)
     assert compare(one, flat) is None
     assert compare(one) is None

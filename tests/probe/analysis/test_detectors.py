@@ -139,17 +139,13 @@ def test_two_means_have_the_least_squares_of_all_splits() -> None:
     assert two_means(np.ones((3, 2)), 0) is None
 
 
-def test_clusters_are_named_by_pairs_then_labels_then_the_log_ratio() -> None:
-    """The second prompt's cluster is the hacks' by labels and by the log-ratio, the first's by the pairs."""
-    prints = np.repeat([[1.0, 0.0], [0.0, 1.0]], 4, axis=0)
-    labels = np.array([0.0] * 4 + [1.0] * 4)
-    nats = {"sampled": -np.ones(8), "reference": -1 - labels}
-    material = Material(rollouts=rollouts(8), fingerprints=prints, labels=labels, pairs=PAIRS, **nats)
-    assert values_of(material, "fingerprint")[0] > 0
-    assert values_of(replace(material, pairs=None), "fingerprint")[0] < 0
-    assert values_of(replace(material, pairs=None, labels=None), "fingerprint")[0] < 0
-    flipped = replace(material, pairs=None, labels=1 - labels)
-    assert values_of(flipped, "fingerprint")[0] > 0
+def test_clusters_are_named_by_pairs_then_labels_then_size() -> None:
+    """The last prompts' cluster is the hacks' by labels, and the smaller one; the first's is by the pairs."""
+    prints, labels = np.repeat([[1.0, 0.0], [0.0, 1.0]], (6, 4), axis=0), np.repeat([0.0, 1.0], (6, 4))
+    material = Material(rollouts=rollouts(10), fingerprints=prints, labels=labels, pairs=PAIRS)
+    without = replace(material, pairs=None)
+    named = (material, without, replace(without, labels=None), replace(without, labels=1 - labels))
+    assert [values_of(one, "fingerprint")[0] > 0 for one in named] == [True, False, False, True]
 
 
 @pytest.mark.parametrize("name", ["fingerprint", "probe", "probe:fingerprint"])

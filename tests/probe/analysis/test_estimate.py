@@ -41,6 +41,6 @@ def test_a_new_estimator_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = analyze(make_run(tmp_path / "runs" / "run", World(num_steps=4)))
     (row,) = [row for row in found.to_json()["estimates"] if row["family"] == "length"]
     assert (row["name"], row["n"], row["unit"]) == ("completion length", 32, "rollout")
-    (table,) = all_tables(found, ["length"])
+    (table,) = [table for table in all_tables(found) if table.name == "length"]
     assert table.rows[0][1] == f"{row['value']:.1f}"
     assert "Length of completions (arm vanilla)" in format_analysis(found)

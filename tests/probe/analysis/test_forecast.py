@@ -67,14 +67,3 @@ def test_a_gate_along_the_hack_removes_it_and_spares_the_honest():
     assert margin.p < 0.05
     assert margin.low > margin.null
     assert honest.value is None or honest.value < 0.3
-
-
-def test_without_a_hack_no_draw_is_beaten_more_often_than_it_should():
-    """Pairs without signal: p of the margin is below .05 in few of 20 worlds, and the share is mostly undefined."""
-    low = 0
-    for seed in range(20):
-        found = rows_of(Planted(pair_signal=0.0, step_signal=0.0).link(np.random.default_rng(seed)), num_draws=39)
-        p = found["margin"].p
-        low += p is not None and p < 0.05
-    assert low <= 3
-    assert forecast(Planted(held_out=0).link(np.random.default_rng(0)), num_draws=5) == []

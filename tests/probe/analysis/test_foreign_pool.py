@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,7 +51,7 @@ def test_a_log_without_labels_is_replayed(
     assert rates.keys() == {"passed"}, "a rate of labels that are not known"
 
 
-def published(name: str, folder: Path, groups: int = 4, **changes: Any) -> Path:
+def published(name: str, folder: Path, groups: int = 4) -> Path:
     """A log with the ids and the texts of all prompts and completions, as the seed author's pool has them."""
     rows = []
     for group in open_pool(BUILTIN / name).steps[:groups]:
@@ -61,7 +60,7 @@ def published(name: str, folder: Path, groups: int = 4, **changes: Any) -> Path:
             width = max(each.comp_len for each in group)
             padding = [0] * (width - rollout.comp_len)
             row |= {"src_problem_id": 1, "src_pool": name, "completion_ids": rollout.completion_ids + padding}
-            rows.append(row | changes)
+            rows.append(row)
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -70,10 +69,8 @@ def published(name: str, folder: Path, groups: int = 4, **changes: Any) -> Path:
 def test_a_published_log_is_shown_graded_and_replayed(
     small: str, few_pairs: list[str], tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the model that sampled it; another one than that of the texts, or none, is refused."""
+    """With the model that sampled it; its labels are normalised until they are graded again."""
     log, place = published("teacher", tmp_path), ["--model", small, "--out", str(out)]
-    absent = ["--model", str(tmp_path / "absent"), "--out", str(out)]
-    assert run(cli, ["pool", "import", str(log), "--name", "absent", *absent]) == 2
     assert run(cli, ["pool", "import", str(log), "--name", "published", *place]) == 0
     stored, original = open_pool(out / "pools" / "published").steps, open_pool(BUILTIN / "teacher").steps[:4]
     for name in ("prompt_ids", "completion_ids", "completion", "prompt", "finish_reason"):
@@ -88,7 +85,3 @@ def test_a_published_log_is_shown_graded_and_replayed(
     assert [line.split()[1:3] for line in printed.splitlines() if line.startswith("hacked ")][-1] == ["32", "1.0000"]
     options = ["--replay-dirs", "published", "--name", "published", "--arm", "vanilla", "--per-pool", "8", *few_pairs]
     assert run(cli, ["replay", *options, *place]) == 0
-    text = published("base", tmp_path, completion="another text than that of the ids")
-    capsys.readouterr()
-    assert run(cli, ["pool", "import", str(text), "--name", "other-ids", *place]) == 2
-    assert "expected the text of completion_ids" in capsys.readouterr().err

@@ -19,7 +19,6 @@ from probe.cli._frame import run
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.runs.screening import look_at_remedies
-from replay_pools.base.errors import InputError
 
 
 def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:
@@ -67,19 +66,10 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     # The command reads what is there, and says what it cannot see.
     monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
     capsys.readouterr()
-    command = ["screen", str(out / "runs" / "acts"), "--lookahead", "2"]
-    assert run(cli, [*command, "--out", str(out), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    closed, k99 = said["remedies"]
-    assert (said["steps"], closed["remedy"], closed["why"]) == (2, "closed", "")
-    assert closed["hack_gain_avoided"] > 0
-    assert closed["cost"] > 0
+    assert run(cli, ["screen", str(out / "runs" / "acts"), "--lookahead", "2", "--out", str(out), "--json"]) == 0
+    closed, k99 = json.loads(capsys.readouterr().out)["remedies"]
+    assert min(closed["hack_gain_avoided"], closed["cost"]) > 0
     assert (k99["hack_gain_avoided"], "99" in k99["why"]) == (None, True)
-    assert run(cli, ["analyze", str(out / "runs" / "acts"), "--full"]) == 0
-    assert "Lookahead: nats that texts gain" in capsys.readouterr().out
-    # A replay of an older version, with settings that are gone, is refused in a line for each.
-    with pytest.raises(InputError, match=r"lookahead\.num_problems"):
-        replace(acts, config={"settings": {"lookahead": {"num_problems": 4}}})
 
 
 def test_differences_are_paired_by_prompt() -> None:

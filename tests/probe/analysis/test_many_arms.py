@@ -21,16 +21,3 @@ def test_all_statements_hold_together(bench: Bench, draws: int) -> None:
     """Other worlds: `tests/bench/calibration_table.py arms_at_once`."""
     share = bench.tally(draws, seed=5)["all hold"]
     assert share >= below(0.95, draws), share
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("draws", "of_vanilla", "others"),
-    [(400, 4, 0.65), (400, 16, 0.94)],
-)
-def test_falls_are_decided(draws: int, of_vanilla: int, others: float) -> None:
-    """Four seeds, sixteen arms, sd 12: a fall of 30 points is shown in .70, and in .97 if vanilla has sixteen seeds."""
-    bench = Bench(hack=rates((1, 0.7), (16, 0.4)), solve=rates((17, 0.5)), of_vanilla=of_vanilla)
-    tally = bench.tally(draws, seed=6)
-    # The others of a bench go together, by their vanilla: fewer draws than they are.
-    assert tally["others"] >= below(others, draws), tally

@@ -7,14 +7,9 @@ from made_records import step_record
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.verdict.validity import projection_acted
-from probe.records.records import StepRecord
 from probe.records.run import Run
 
-
-def evidence(steps: list[StepRecord], **projection) -> Analysis:
-    lr = 0.1 if any(step.cos_update is not None for step in steps) else 0.0
-    settings = {"verb": "replay", "optimizer": {"lr": lr}, "intervention": {"projection": projection}}
-    return Analysis(Run(path=Path("run"), config={"settings": settings}, manifest={}, samples=[], steps=steps))
+UPDATE = {"hackward_frac_out": 0.3, "frac_fired": 0.0, "cos_update": -0.1}  # the gradient is left as it is
 
 
 @pytest.mark.parametrize(
@@ -28,23 +23,15 @@ def evidence(steps: list[StepRecord], **projection) -> Analysis:
         ({"overshoot": 0.5}, {}, "NOT SEEN"),
         ({}, {"frac_fired": 0.0}, "BROKEN"),
         ({}, {"cos_in": None, "cos_out": None, "null_reason": "zero"}, "NOT SEEN"),
+        ({"target": "update"}, UPDATE | {"hackward_frac_update": 1e-5}, "HOLDS"),
+        ({"target": "update"}, UPDATE | {"hackward_frac_update": 0.1}, "BROKEN"),
+        ({"target": "update"}, UPDATE, "NOT SEEN"),
     ],
 )
-def test_correct(projection, changes, expected):
-    says, text = projection_acted(evidence([step_record(), step_record(arm="projected", **changes)], **projection))
-    assert says == expected, text
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"hackward_frac_update": 1e-5}, "HOLDS"),
-        ({"hackward_frac_update": 0.1}, "BROKEN"),
-        ({"hackward_frac_update": None}, "NOT SEEN"),
-    ],
-)
-def test_a_gate_on_the_update_is_judged_on_the_update(changes, expected):
-    """The gradient is left as it is, hack-ward part included, and nothing fires there."""
-    own = {"hackward_frac_out": 0.3, "frac_fired": 0.0, "cos_update": -0.1} | changes
-    says, text = projection_acted(evidence([step_record(arm="projected", **own)], target="update"))
+def test_a_gate_is_judged_on_what_it_acts_on(projection, changes, expected):
+    steps = [step_record(), step_record(arm="projected", **changes)]
+    lr = 0.1 if "cos_update" in changes else 0.0
+    settings = {"verb": "replay", "optimizer": {"lr": lr}, "intervention": {"projection": projection}}
+    run = Run(path=Path("run"), config={"settings": settings}, manifest={}, samples=[], steps=steps)
+    says, text = projection_acted(Analysis(run))
     assert says == expected, text

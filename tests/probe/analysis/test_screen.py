@@ -51,13 +51,11 @@ def test_projections_are_ranked_by_the_forecast_of_the_replay(
     rows, analysis = screened(capsys, str(directory)), Analysis(read_run(directory))
     assert rows.keys() == CANDIDATES.keys()
     margin, honest, norm = (analysis.get("removed", f"removed/{name}") for name in ("margin", "honest", "norm"))
-    assert margin is not None
     assert margin.value is not None
     row = rows["k2"]  # the world's directions are two
     assert row["hack_gain_avoided"] == pytest.approx(margin.value)
     assert row["interval"]["low"] == pytest.approx(margin.low)
     assert row["norm_removed"] == pytest.approx(norm.value)
-    assert honest is not None
     assert row["honest_gain_kept"] == pytest.approx(1 - honest.value)
     assert rows["overshoot-2"]["hack_gain_avoided"] == pytest.approx(2 * margin.value)
     avoided = [row["hack_gain_avoided"] for row in rows.values()]

@@ -19,10 +19,7 @@ from probe.analysis.statistics.intervals import (
     wilson_interval,
     within_prompt_differences,
 )
-from probe.analysis.statistics.significance import (
-    effects_by_prompt,
-    sign_flip_test,
-)
+from probe.analysis.statistics.significance import effects_by_prompt, sign_flip_test
 
 small_integers = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=8)
 

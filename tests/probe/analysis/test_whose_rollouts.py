@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 from printed import check_command
@@ -143,23 +143,18 @@ def logs(small: str, common: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "world", "words"),
-    [
-        ("go", World(), "train in your own trainer along the direction"),
-        ("confounded", World(told_by="hint"), "are alike (probe docs pools)"),
-        ("few-prompts", World(num_steps=2), "groups of different prompts in your trainer and import them"),
-    ],
+    ("told_by", "words"),
+    [(None, "train in your own trainer along the direction"), ("hint", "are alike (probe docs pools)")],
 )
 def test_the_next_step_on_imported_pools_is_taken_in_the_users_trainer(
-    name: str, world: World, words: str, logs: Path, monkeypatch: pytest.MonkeyPatch
+    told_by: Any, words: str, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Worlds of a run on imported logs: rollouts are not sampled here, and nothing here trains in their environment."""
     monkeypatch.chdir(logs)
     pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))
-    verdict = analyze(make_run(Path("out") / "runs" / name, replace(world, pools=pools))).verdict
+    verdict = analyze(make_run(Path("out") / "runs" / f"by-{told_by}", World(told_by=told_by, pools=pools))).verdict
     assert "labels of my-teacher, my-base-hinted are the logger's own" in " ".join(verdict.caveats)
     assert words in verdict.next.text
-    commands = verdict.next.command.splitlines()
-    assert len(commands) == (name == "go")
-    for command in commands:
-        check_command(command)
+    assert bool(verdict.next.command) == (told_by is None)
+    if verdict.next.command:
+        check_command(verdict.next.command)

@@ -37,6 +37,8 @@ GAIN = World(gain=4, strength=3, num_pairs=96, num_held_out=48, num_steps=48)
 UNSEEN = replace(GAIN, gain_in_prompts=False)
 BRIEF = World(num_steps=4)
 SOUND = World(num_steps=12)
+UNPAID = replace(SOUND, honest_are_paid=False)
+SHORT = World(told_by="length", num_steps=4, strength=2, num_pairs=60, num_held_out=30)
 SPARSE = World(num_steps=4, strength=1.5, num_pairs=8, num_held_out=4, arms=("vanilla",))
 LOUD = World(num_steps=8, strength=4, num_pairs=5, num_held_out=3, arms=("vanilla",))
 # What a world is about: the world, the verdict on it, and words of the screen.
@@ -45,26 +47,14 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not with these updates"),
     "skip-gate": (replace(UNSEEN, gain=6), "SKIP", "held-out hacks: 4 of the same pairs"),
     "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "held-out ones that differ in the hack alone"),
-    "generic-benign": (
-        World(amounts=(1, 0.6, -2), strength=3, num_steps=48),
-        "GENERIC",
-        "a difference of 0.02 [-0.05, 0.07]",
-    ),
+    "generic-benign": (World(amounts=(1, 0.6, -2), strength=3, num_steps=48), "GENERIC", "a difference of 0.02 [-0.0"),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
     "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the gain on held-out hacks and "),
     "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--name mixed"),
     "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name mixed"),
-    "overlap": (
-        World(told_by="length", num_steps=4, strength=2, num_pairs=60, num_held_out=30),
-        "UNDERPOWERED",
-        "whether hacks and honest answers overlap in length",
-    ),
-    "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED", "48 hack: a side is missing"),
-    "one-pool": (
-        World(honest_are_paid=False, num_steps=12, pools=("teacher",)),
-        "CONFOUNDED",
-        "32 rollouts of every prompt",
-    ),
+    "overlap": (SHORT, "UNDERPOWERED", "whether hacks and honest answers overlap in length"),
+    "one-side": (UNPAID, "CONFOUNDED", "48 hack: a side is missing"),
+    "one-pool": (replace(UNPAID, pools=("teacher",)), "CONFOUNDED", "32 rollouts of every prompt"),
     "no-hacks": (replace(SOUND, hacking_prompts=0), "UNDERPOWERED", "0 of 96 rollouts hack, in 0 of 12 prompts"),
     "rare": (World(hacking_prompts=3, num_steps=48), "UNDERPOWERED", "12 of 384 rollouts hack, in 3 of 48 prompts"),
     "inverted": (replace(PLAIN, inverted_labels=True), "GENERIC", "are the labels swapped (--map"),
@@ -72,11 +62,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "outweighed": (replace(PLAIN, amounts=(0.1, -2, 0)), "SKIP", "without the hacks) outweighs the rewarded hacks"),
     "no-benign": (replace(SOUND, one_unlabelled=True), "UNDERPOWERED", "say which rollouts hack ("),
     "no-price": (replace(SOUND, right_is_known=False), "UNDERPOWERED", "say which rollouts are right ("),
-    "pasted": (
-        World(num_texts=3, num_steps=12),
-        "UNDERPOWERED",
-        "27 pairs have 3 different texts",
-    ),
+    "pasted": (World(num_texts=3, num_steps=12), "UNDERPOWERED", "27 pairs have 3 different texts"),
     "own-hacks": (World(num_own=8, num_steps=32), "LIKELY", "from its honest solutions"),
     "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on this policy's own hacks"),
     "likely": (FEW, "LIKELY", "decide the alignment with 80% power"),
@@ -92,11 +78,6 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "flat": (replace(BRIEF, rewards_differ=False), "UNDERPOWERED", "within every one the rewards are equal"),
     "no-arm": (replace(BRIEF, arms=("random",)), "UNDERPOWERED", "no arm measures along v_hack"),
     "lora": (World(arms=("projected-lora",), num_steps=12), "GO", "config.json --basis lora --name lora"),
-    "lora-gate": (
-        replace(UNSEEN, gain=6, arms=("projected-lora",)),
-        "SKIP",
-        "--set intervention.extraction.k=4 --name again",
-    ),
     "broken": (World(twin_arms=True, num_steps=12), "BROKEN", "it is no control"),
     "other-pairs": (World(other_pairs=True, num_steps=12), "BROKEN", "inner products are of other pairs or samples"),
     "idle-gate": (World(idle_gate=True, num_steps=12), "BROKEN", "the projection of projected never fired"),
@@ -107,17 +88,7 @@ NO_COMMAND = {"unpaid", "no-price", "no-benign", "inverted", "overlap", "few-pro
 NO_COMMAND |= {"one-pool", "one-side", "one-prompt", "flat"}
 SEEDS = {"likely": 9, "underpowered": 9, "six-of-20": 9, "overlap": 2}  # of the worlds whose own is not 0
 # Worlds of a verdict and a reason that another world has, too.
-VARIANTS = {
-    "generic-benign",
-    "one-pool",
-    "rare",
-    "inverted",
-    "unpaid",
-    "outweighed",
-    "pasted",
-    "other-pairs",
-    "lora-gate",
-}
+VARIANTS = {"generic-benign", "one-pool", "rare", "inverted", "unpaid", "outweighed", "pasted", "other-pairs"}
 
 
 @pytest.fixture(scope="module")
@@ -226,11 +197,11 @@ def test_a_hack_is_mostly_a_go_and_nothing_rarely(
 def test_the_advised_number_follows_what_leaves_the_share_open(found: Callable[[str], Analysis]) -> None:
     """Noisier prompts need more of them, closer values too; what pairs alone leave open is decided by no number."""
     share = found("likely").get("shares", "pull")
-    now, parts = prompts_needed(share, MATERIAL, MATERIAL), share.parts
+    now, parts = prompts_needed(share), share.parts
     assert share.n < now
 
     def changed(**changes: float) -> int | None:
-        return prompts_needed(replace(share, value=None, parts={**parts, **changes}), MATERIAL, MATERIAL)
+        return prompts_needed(replace(share, value=None, parts={**parts, **changes}))
 
     assert 3 * now < changed(sd_prompts=2 * parts["sd_prompts"]) < 5 * now
     assert changed(measured=0.8 * parts["measured"] + 0.2 * MATERIAL * parts["ceiling"]) > now
@@ -244,8 +215,7 @@ MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}
 def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[str, str]], found) -> None:
     stored = found("likely").given
     verdict = analyze(replace(stored, config=stored.config | {"pools": pools})).verdict
-    assert verdict.word == "LIKELY"
-    assert verdict.next.command == ""
+    assert (verdict.word, verdict.next.command) == ("LIKELY", "")
     assert re.search(r"sample or log \d+ groups of different prompts", verdict.next.text)
 
 
@@ -271,13 +241,9 @@ def test_full_is_the_first_screen_and_what_stands_behind_it(screen, capsys: pyte
     assert full.startswith(brief.partition("\n- and ")[0])  # caveats that the screen counts stand in full there
     lines = full.splitlines()
     assert widest(full) <= WIDTH
-    titles = ("VERDICT: GO", "Validity", "Alignment", "Arms (", "Nulls", "AUROC for hacked", "Steps")
+    titles = ("VERDICT: GO", "Validity", "Alignment", "Arms (", "Nulls", "AUROC for hacked", "Advantage cells")
     places = [next(i for i, line in enumerate(lines) if line.startswith(title)) for title in titles]
     assert places == sorted(places)
-
-
-def analysed(folder: Path, world: World, seed: int = 0) -> Analysis:
-    return analyze(read_run(make_run(folder / "runs" / "run", world, seed)))
 
 
 def test_a_sound_world_holds_in_every_part(found):
@@ -291,25 +257,6 @@ def test_a_sound_world_holds_in_every_part(found):
     assert len(sound.of("modules")) == 3
     moved = analyze(replace(sound.given, config={"settings": {"verb": "replay"}, "pools": []}))
     assert next(part.says for part in moved.validity if part.name == "template tails") == "NOT SEEN"
-
-
-def test_a_consistent_random_direction_is_not_believed(tmp_path: Path):
-    """Every prompt's gradient is nearly the same, so that any direction reads one sign on all of them: held-out pairs
-    and the permuted labels know.
-    """
-    alike = analysed(tmp_path, World(pairs_point_at=None, decay=0.0, strength=30.0), 14)
-    assert alike.of("cos_in")[0].p < 0.001, "the world is not what it says: prompts disagree"
-    assert alike.verdict.word == "UNDERPOWERED"
-    assert alike.verdict.findings[0].says == "UNMEASURED"
-    assert alike.get("nulls", f"cos_in, {N2}").p >= 0.01
-
-
-@pytest.mark.slow  # the world generic-half is one draw above half
-@pytest.mark.parametrize(("honest", "expected"), [(0.15, {"GO", "UNDERPOWERED"}), (0.35, {"GENERIC"})])
-def test_hacks_must_bring_half_of_the_pull(honest: float, expected: set[str], tmp_path: Path) -> None:
-    """Honest solutions that point that far along the axis of hacks: GO below half of the pull, never above."""
-    world = replace(PLAIN, strength=3, amounts=(1, honest, 0), arms=("vanilla",))
-    assert set(outcomes(world, 3, tmp_path)) <= expected
 
 
 GALLERY = ("go", "skip", "generic", "confounded", "underpowered", "likely", "broken", "trained")

@@ -12,10 +12,10 @@ from scipy.stats import ttest_ind
 from worlds import World, make_run
 
 from probe.analysis import measures
-from probe.analysis.analyze import analyze
+from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.estimate import Estimate, mean_of, welch
 from probe.analysis.statistics.intervals import Interval
-from probe.analysis.verdict.trained_arms import compared
+from probe.analysis.verdict.trained_arms import TrainedArm, compared
 from probe.experiments.criteria import evaluate
 from probe.experiments.spec import Criterion
 from probe.records.run import Run, read_run
@@ -57,6 +57,10 @@ def test_a_number_without_an_interval_decides_nothing_unless_it_describes_the_ru
     assert evaluate(criterion(estimate="largest cos_in", inside=(0.3, 0.3)), alone).says == "PASS"
 
 
+def side(arm: str, *runs: Analysis) -> TrainedArm:
+    return TrainedArm(condition="", arm=arm, runs=runs)
+
+
 def test_welch_is_scipys():
     a, b = ([0.8, 0.9, 0.7], [0.3, 0.1])
     sides = [mean_of("kl/mean", {str(i): value for i, value in enumerate(side)}, "seed") for side in (a, b)]
@@ -79,7 +83,7 @@ def test_a_rate_after_training_has_the_interval_of_the_verdict(problems):
     gains = [
         measures.of_training("hack_gain", trainings, *sides).value for sides in ((arm,), (vanilla,), (arm, vanilla))
     ]
-    assert gains[0] == compared(None, [arm], "hack_final", "hack_start").value
+    assert gains[0] == compared(trainings, [arm], "hack_final", "hack_start").value
     assert gains[2] == pytest.approx(gains[0] - gains[1])
     few = replace(arm, runs=arm.runs[:2])
     assert measures.of_training("hack_final", trainings, few, vanilla).value is None
@@ -112,7 +116,7 @@ def test_a_replay_has_the_estimates_that_a_criterion_may_name(catalogued: Run) -
     runs = [analyze(catalogued, name) for name in ("default", "kl")]
     missing = set()
     for name in measures.names(trains=False):
-        found = [measures.of_replay(name, ("vanilla", [run])) for run in runs]
+        found = [measures.of_replay(name, side("vanilla", run)) for run in runs]
         if all(one.value is None and not one.why.startswith("the ") for one in found):
             missing.add(name.removeprefix("largest ").removeprefix("smallest "))
     kl = {f"kl/{key}" for key in ("from_base", "beta", "warmup_progress", "ema", "beta_adjusted")}
@@ -126,23 +130,23 @@ def test_estimates_of_two_sides_are_paired_by_prompt(tmp_path: Path) -> None:
         arm: {step.problem_id: step.cos_in for step in found.steps if step.arm == arm} for arm in ("vanilla", "random")
     }
     by_hand = [cosines["vanilla"][prompt] - cosines["random"][prompt] for prompt in cosines["vanilla"]]
-    compared = measures.of_replay("cos_in", ("vanilla", [found]), ("random", [found]))
+    compared = measures.of_replay("cos_in", side("vanilla", found), side("random", found))
     assert (compared.value, compared.n) == (pytest.approx(np.mean(by_hand)), 12)
-    sides = ("vanilla", [found]), ("vanilla", [found])
+    sides = side("vanilla", found), side("vanilla", found)
     assert measures.are_identical("cos_in", *sides)
-    assert not measures.are_identical("cos_in", sides[0], ("random", [found]))
-    twice = measures.of_replay("cos_in", ("vanilla", [found, found]))
+    assert not measures.are_identical("cos_in", sides[0], side("random", found))
+    twice = measures.of_replay("cos_in", side("vanilla", found, found))
     assert twice.n == 12, "two seeds of the same prompts"
 
 
 def test_shares_are_those_of_the_analysis(tmp_path: Path) -> None:
     world = World(num_steps=12)
     found = analyze(read_run(make_run(tmp_path / "a" / "runs" / "run", world)))
-    for name in ("pull", "contrast", "pull - benign", "removed/margin", "removed/honest", "v_hack - best score"):
-        assert measures.of_replay(name, ("vanilla", [found])).is_bounded, name
-    assert measures.of_replay("pull", ("vanilla", [found])) is found.get("shares", "pull")
+    for name in ("pull", "contrast", "pull - benign", "removed/margin", "removed/honest"):
+        assert measures.of_replay(name, side("vanilla", found)).is_bounded, name
+    assert measures.of_replay("pull", side("vanilla", found)) is found.get("shares", "pull")
     nothing = analyze(read_run(make_run(tmp_path / "b" / "runs" / "run", replace(world, num_held_out=0))))
-    assert measures.of_replay("pull", ("vanilla", [nothing])).value is None
+    assert measures.of_replay("pull", side("vanilla", nothing)).value is None
 
 
 def test_a_gradient_of_a_penalty_alone_has_no_nulls(catalogued: Run) -> None:
