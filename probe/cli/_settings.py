@@ -17,8 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from probe.cli._frame import AnyFunction, Text, answer, completing, json_option, out_option, plain, say
-from probe.settings.arms import ARMS
+from probe.cli._frame import AnyFunction, Text, answer, json_option, out_option, plain, say
 from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names, setting_text
 from probe.settings.run import CONFIGS, KEYS, with_direction_file
@@ -26,12 +25,7 @@ from probe.settings.words import Verb
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import field_of, flat, keys_of
-from replay_pools.pool import pool_names
 
-COMPLETE = {
-    "source.replay_dirs": completing(pool_names, several=True),
-    "intervention.arms": completing(lambda _out: [*ARMS], several=True),
-}
 # Options of several verbs.
 MODEL = ("model.name: --model", "model.template", "model.device")
 PAIRS = tuple(f"intervention.extraction.{key}" for key in ("pairs", "pairs_map", "k"))
@@ -99,7 +93,6 @@ def settings_options(
     options += [
         click.option(
             "--preset",
-            shell_complete=completing(lambda _out: names),
             help=f"{', '.join(names)}, or a .toml file of your own. Default: {DEFAULT_PRESET[verb]}.",
         ),
         click.option("--set", "sets", multiple=True, metavar="TABLE.KEY=VALUE", help=text),
@@ -189,8 +182,7 @@ def _option(verb: Verb, usual: Mapping[str, Any], key: str, flag: str) -> Callab
         text = "Loss variant: measure every arm under this change of the objective; repeatable. Default: no change."
     elif get_origin(hint) is tuple:
         kind = {"callback": _names, "metavar": "NAME,..."}
-    shown = {"help": text[0].upper() + text[1:], "shell_complete": COMPLETE.get(key)}
-    return click.option(flag, key.replace(".", "__"), **shown, **kind)
+    return click.option(flag, key.replace(".", "__"), help=text[0].upper() + text[1:], **kind)
 
 
 def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import AnyFunction, Checked, Text, one_of, one_run
+from probe.cli._frame import AnyFunction, Checked, Text, one_of
 from probe.cli._settings import verb
 from probe.records.run import Run, read_run
 from replay_pools.base.errors import InputError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def analysis_options(function: AnyFunction) -> AnyFunction:
     """Add `--seed` and the argument `runs: tuple[Path, ...]`."""
     path = click.Path(path_type=Path)
-    argument = click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=path, shell_complete=one_run)
+    argument = click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=path)
     text = "Seed draws, sampled sign flips and bootstraps."
     return argument(click.option("--seed", default=0, show_default=True, help=text)(function))
 
@@ -109,14 +109,14 @@ def _spec(spec_file: Path, out: Path, seed: int, write: bool) -> Text:
     """Yield the verdict of a spec, and write it with `write`; fail if its primary criterion did."""
     from probe.experiments.load import load_spec
     from probe.experiments.outcomes import write_outcomes
+    from probe.experiments.register import write_results
     from probe.experiments.verdict import evaluate_spec
-    from probe.experiments.written import format_text, write_results
 
     spec = load_spec(spec_file)
     verdict = evaluate_spec(spec, out, seed=seed)
-    yield format_text(verdict)
+    yield str(verdict)
     if write:
-        yield f"written: {write_results(verdict, spec_file)}"
+        yield f"written: {write_results(verdict)}"
         if spec.trains:
             yield f"written: {write_outcomes(spec, out)}"
-    return Checked(verdict.to_json, verdict.primary == "FAIL")
+    return Checked(verdict.to_json, verdict.verdict.finding(spec.primary.name).says == "FAIL")

@@ -9,13 +9,13 @@ import click
 
 from extraction.files import direction_names, resolve_directions
 from probe.analysis.formatting import shown
-from probe.cli._frame import Table, Text, command, completing, known, plain
+from probe.cli._frame import Table, Text, command, plain
 from probe.cli._settings import verb
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, read_run
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, read_run, run_names
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import by_name, read_json
 from replay_pools.base.tables import flat
-from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, open_pool, resolve_pool, step_files
+from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, open_pool, pool_names, resolve_pool, step_files
 
 # Reports import numpy and scipy, too slow for a help text, so functions import them when called.
 if TYPE_CHECKING:
@@ -107,12 +107,7 @@ KINDS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
 
 
 @verb()
-@click.argument(
-    "source",
-    metavar="[RUN|POOL|DIRECTIONS|KIND]",
-    required=False,
-    shell_complete=completing(lambda out: [*KINDS, *known(out)]),
-)
+@click.argument("source", metavar="[RUN|POOL|DIRECTIONS|KIND]", required=False)
 @click.argument("step", required=False, type=click.IntRange(0))
 @click.argument("sample", required=False, type=click.IntRange(0))
 def show(source: str | None, step: int | None, sample: int | None, out: Path) -> Text:
@@ -186,7 +181,8 @@ def _pool(source: str, out: Path) -> Path:
         if "/" in source:  # a path: the error already explains the fault
             raise
         expected = f"a run, a pool or directions in {out}"
-        raise unknown_name(source, source, known(out), expected=expected, fix="probe show lists all") from error
+        known = [*run_names(out / "runs"), *pool_names(out), *direction_names(out)]
+        raise unknown_name(source, source, known, expected=expected, fix="probe show lists all") from error
 
 
 def _rows_of(run: "Run", *, by_cosine: bool) -> "list[Row]":
