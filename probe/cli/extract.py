@@ -45,18 +45,17 @@ def extract(name: str, basis: Basis, out: Path, **settings: Any) -> Text:
     model, pool = str(config.model.name), ["--replay-dirs", SAMPLED]
     if model == "organism":
         pool = []
-    elif pools := _pools_of(model, out):
-        pool[1] = pools[0]
+    elif (sampled := next((name for name in pool_names(out) if _model_of(name, out) == model), None)) is not None:
+        pool[1] = sampled
     else:
         yield f"no pool of {model} yet; first: {command('pool', 'generate', '--model', model, '--name', SAMPLED)}"
     yield f"next: {command('replay', *pool, '--v-hack', name, *_more(config, basis))}"
     return {"path": str(path), **card, "truncation": truncation}
 
 
-def _pools_of(model: str, out: Path) -> list[str]:
-    """Return the names of the pools that a model sampled."""
-    manifests = {name: read_json(resolve_pool(name, out) / MANIFEST_NAME) for name in pool_names(out)}
-    return [name for name, manifest in manifests.items() if (manifest.get("policy") or {}).get("base_model") == model]
+def _model_of(pool: str, out: Path) -> str | None:
+    """Return the model that sampled a pool; None if unknown."""
+    return (read_json(resolve_pool(pool, out) / MANIFEST_NAME).get("policy") or {}).get("base_model")
 
 
 def _more(config: ReplayConfig, basis: Basis) -> list[str]:
@@ -89,9 +88,7 @@ def described_card(file: Path, card: Mapping[str, Any]) -> Iterator[str | Table]
     adapted = Adapted(**card["adapted"]) if card.get("adapted") else None
     yield f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})"
     rows = [(line, plain(values.get(key))) for line, key in CARD.items()]
-    rows.append(
-        ("kinds of hack", ", ".join(f"{name or 'not named'} {n}" for name, n in card["kinds"].items()) or "none")
-    )
+    rows.append(("kinds of hack", ", ".join(f"{name or 'not named'} {n}" for name, n in card["kinds"].items())))
     if adapted:
         rows.append(("linear weights with coordinates", f"{adapted.share:.1%}"))
     accuracy = "unknown: no pair is held out"

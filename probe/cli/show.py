@@ -140,10 +140,11 @@ def show(source: str | None, step: int | None, sample: int | None, out: Path) ->
         card = read_card(file := resolve_directions(source, out))
         yield from described_card(file, card)
         return card
-    pool = open_pool(_pool(source, out)) if run is None else None
-    place = folder if pool is None else pool.path
-    every: list[Row] = _rows_of(run, by_cosine=step is None) if run is not None else []
-    every += [(one.step, one.sample_id, one, None) for group in (() if pool is None else pool.steps) for one in group]
+    if run is not None:
+        place, every = folder, _rows_of(run, by_cosine=step is None)
+    else:
+        pool = open_pool(_pool(source, out))
+        place, every = pool.path, [(one.step, one.sample_id, one, None) for group in pool.steps for one in group]
     of_step = [row for row in every if step in (None, row[0])]
     rows = [row for row in of_step if sample in (None, row[1])]
     if not rows:
@@ -155,10 +156,9 @@ def show(source: str | None, step: int | None, sample: int | None, out: Path) ->
     ((_, _, rollout, record),) = rows
     if run is not None and record is not None:
         return (yield from _measured(run, rollout, record))
-    assert pool is not None
     assert rollout is not None
-    yield from _described(f"pool {pool.name}, step {step}, sample {sample}", rollout, None, None)
-    return {"pool": str(pool.path), "rollout": asdict(rollout)}
+    yield from _described(f"pool {place.resolve().name}, step {step}, sample {sample}", rollout, None, None)
+    return {"pool": str(place), "rollout": asdict(rollout)}
 
 
 def _list_stored(out: Path, kinds: Sequence[str] | Mapping[str, Any]) -> Text:

@@ -72,11 +72,8 @@ class SpecVerdict:
         }
 
 
-def evaluate_spec(spec: Spec, out_dir: Path, seed: int = 0) -> SpecVerdict:
+def evaluate_spec(spec: Spec, out_dir: Path) -> SpecVerdict:
     """Analyse every complete run of a sweep under each of its conditions, judge every criterion, and decide.
-
-    Args:
-        seed: as for `probe.analysis.analyze`.
 
     Raises:
         InputError: no run of the sweep is complete.
@@ -89,7 +86,7 @@ def evaluate_spec(spec: Spec, out_dir: Path, seed: int = 0) -> SpecVerdict:
     read, analyses = {run.name: read_run(run.directory) for run in done}, {}
     for run, name in ((one.name, name) for one in done for name in one.conditions):
         condition = None if spec.trains else name  # a training run has one, and its records lack the spec's name for it
-        analyses[run, name] = analyze(read[run], condition, others=[*read.values()], seed=seed).settle()
+        analyses[run, name] = analyze(read[run], condition, others=[*read.values()]).settle()
     cells = {}
     for condition, arm in spec.cells:
         of_cell = [analyses[run.name, condition] for run in done if run.makes((condition, arm))]
