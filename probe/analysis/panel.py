@@ -153,3 +153,61 @@ def beaten_by(rows: Sequence[Estimate]) -> tuple[list[Estimate], list[Estimate]]
     measured = sorted((row for row in rows if row.value is not None), key=lambda row: -row.parts["trivial"])
     better = [row for row in measured if (row.value or 0.0) <= 0 and row.parts["trivial"] > 0.5]
     return better, [row for row in measured if row not in better and row.low <= 0]
+
+
+def worth(
+    families: Mapping[str, Sequence[Estimate]], labels: Array | None, num_ranked: int, *, is_drawn: bool
+) -> list[str]:
+    """Return sentences on what a ranking is worth, by the families of `probe.runs.detect.Detected`.
+
+    Args:
+        labels: (rollouts,) 1 for a hack, 0 for none, NaN if unknown; None without any label.
+        is_drawn: whether rollouts were drawn for labels.
+    """
+    lines, areas, beaten = [], families.get("auroc"), families.get("beaten")
+    known = 0 if labels is None else int((labels >= 0).sum())
+    if areas is not None and 2 * known < num_ranked:
+        lines.append(
+            f"Only {known} of {num_ranked} rollouts have a label. If a score drew them, the AUROCs are biased: --label "
+            "N with --labels gives precision and rates that are not."
+        )
+    if areas is not None and all(row.value is None for row in areas):
+        hacks = int((labels == 1).sum()) if labels is not None else 0
+        lines.append(f"No AUROC: {hacks} of the {known} ranked rollouts with a label are hacks, and it compares both.")
+    elif areas is not None and beaten:
+        lines += _against_trivial_in_words(areas, beaten)
+    elif areas is None and not is_drawn:
+        lines.append("No labels: nothing says how good these rankings are. --label 20 asks for a few and says it.")
+    kinds = families.get("left_out")
+    if measured := [row for row in kinds or () if row.value is not None]:
+        worst, best = (choose(measured, key=lambda row: row.value or 0.0) for choose in (min, max))
+        lines.append(
+            f"Finds exploits like your pairs: by the pairs of the other kinds, a left-out kind has AUROC {worst:.2f} "
+            f"({worst.name}) or more, up to {best.value:.2f}. Hacks of no kind in the pairs may rank anywhere."
+        )
+    elif kinds is not None:
+        lines.append("Finds exploits like your pairs, which name one kind alone: no kind can be left out to test this.")
+    else:
+        lines.append(
+            "Without pairs nothing knows what a hack is: logratio ranks what training made likelier, fingerprint "
+            "splits the rollouts in two (read both ends). Write pairs of your hack for --pairs."
+        )
+    return lines
+
+
+def _against_trivial_in_words(areas: Sequence[Estimate], beaten: Sequence[Estimate]) -> list[str]:
+    (better, unclear), area, first = beaten_by(beaten), beaten[0].parts.get("own"), beaten[0].arm
+    if area is None:
+        return []
+    line = f"{first} separates hacks (AUROC {area:.2f}) better than every score without a gradient."
+    if better:
+        named = ", ".join(f"{row.name} {row.parts['trivial']:.2f}" for row in better)
+        line = f"BEATEN: scores without a gradient separate hacks at least as well as {first} {area:.2f}: {named}."
+    elif unclear:
+        named = ", ".join(f"{row.name} {row.parts['trivial']:.2f} (difference {row:+.2f})" for row in unclear)
+        line = f"{first} separates hacks (AUROC {area:.2f}), but not clearly better than {named}."
+    nulls = [f"{row.value:.2f} ({row.name})" for row in areas if row.name in NULLS and row.value is not None]
+    if not nulls:
+        return [line]
+    means = f"one draw of directions without meaning has {' and '.join(nulls)}; 0.50 is no separation."
+    return [line, f"For comparison, {means}"]

@@ -58,26 +58,8 @@ VERBS = {
 }
 
 
-def _say_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    """`probe 0.1.0 (commit 1d02df97, torch 2.13.0)`."""
-    if asked:
-        from replay_pools.base.software import git_commit, versions
-
-        known, commit = versions(), git_commit()
-        made_by = f"commit {commit[:8]}" if commit else "an installed package"
-        echo(f"probe {known['gradient-probe']} ({made_by}, torch {known['torch']})")
-        ctx.exit()
-
-
 @click.group(cls=LazyGroup, sections=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_say_version,
-    help="With its commit and torch.",
-)
+@click.version_option(package_name="gradient-probe", message="probe %(version)s")
 def cli() -> None:
     """Is the reward-hack direction in your GRPO gradient?
 

@@ -1,4 +1,4 @@
-"""The frame of the command line for all verbs: lazy import, errors, exit codes, common options, completion, output.
+"""The frame of the command line for all verbs: lazy import, errors, exit codes, common options, output.
 
 To add advice for an OSError, add a row to OS_FIXES.
 """
@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
-from extraction.words import direction_names
-from probe.records.run import DEFAULT_OUT, elsewhere, run_names
+from probe.records.run import DEFAULT_OUT, elsewhere
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json, plain_name
 from replay_pools.base.terminal import aligned, is_invisible, visible, without_secrets
 from replay_pools.logs.columns import TARGETS, parse_mapping
-from replay_pools.pool import pool_names
 
 EXIT_INPUT = 2  # repeating the command would fail again
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of this program
@@ -36,7 +33,6 @@ FULL, DENIED = (
 OS_FIXES = {errno.ENOSPC: FULL, errno.EDQUOT: FULL, errno.EACCES: DENIED, errno.EPERM: DENIED, errno.EROFS: DENIED}
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class Table(NamedTuple):
@@ -206,31 +202,8 @@ def log_options(function: AnyFunction) -> AnyFunction:
     return column_options(click.option("--completion-limit", "limit", type=click.IntRange(1), help=text)(function))
 
 
-def completing(names: Callable[[Path], Sequence[str]], *, several: bool = False) -> Complete:
-    """Return a completion for one of `names` of OUT, or with `several` for the last of some with commas, or a file."""
-
-    def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        given, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
-        left = [name for name in names(ctx.params.get("out") or DEFAULT_OUT) if name not in given.split(",")]
-        matching = [CompletionItem(f"{given}{comma}{name}") for name in left if name.startswith(last)]
-        return matching or [CompletionItem(incomplete, type="file")]
-
-    return complete
-
-
-def known_runs(out: Path) -> list[str]:
-    """Return the names of the runs in OUT/runs."""
-    return run_names(out / "runs")
-
-
-def known(out: Path) -> list[str]:
-    """Return the names of runs, pools and directions."""
-    return [*known_runs(out), *pool_names(out), *direction_names(out)]
-
-
-one_pool, one_run = completing(pool_names), completing(known_runs)
-pool_argument = click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
-run_argument = click.argument("run", type=click.Path(path_type=Path), shell_complete=one_run)
+pool_argument = click.argument("pool_name", metavar="POOL")
+run_argument = click.argument("run", type=click.Path(path_type=Path))
 
 
 def command(*words: object) -> str:

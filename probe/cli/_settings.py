@@ -17,21 +17,15 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from probe.cli._frame import AnyFunction, Text, answer, completing, json_option, out_option, plain, say
-from probe.settings.arms import ARMS
+from probe.cli._frame import AnyFunction, Text, answer, json_option, out_option, plain, say
 from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names, setting_text
-from probe.settings.run import CONFIGS, KEYS, with_direction_file
+from probe.settings.run import CONFIGS, KEYS, StepConfig, with_direction_file
 from probe.settings.words import Verb
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import field_of, flat, keys_of
-from replay_pools.pool import pool_names
 
-COMPLETE = {
-    "source.replay_dirs": completing(pool_names, several=True),
-    "intervention.arms": completing(lambda _out: [*ARMS], several=True),
-}
 # Options of several verbs.
 MODEL = ("model.name: --model", "model.template", "model.device")
 PAIRS = tuple(f"intervention.extraction.{key}" for key in ("pairs", "pairs_map", "k"))
@@ -95,13 +89,10 @@ def settings_options(
     """
     usual = flat(asdict(configure(verb))) | dict.fromkeys(unset)
     options = [_option(verb, usual, *(part.strip() for part in key.partition(":")[::2])) for key in keys]
-    names, text = preset_names(), "Any setting, as objective.beta=0.01; repeatable. All of them: probe settings."
+    preset = f"{', '.join(preset_names())}, or a .toml file of your own. Default: {DEFAULT_PRESET[verb]}."
+    text = "Any setting, as objective.beta=0.01; repeatable. All of them: probe settings."
     options += [
-        click.option(
-            "--preset",
-            shell_complete=completing(lambda _out: names),
-            help=f"{', '.join(names)}, or a .toml file of your own. Default: {DEFAULT_PRESET[verb]}.",
-        ),
+        click.option("--preset", help=preset),
         click.option("--set", "sets", multiple=True, metavar="TABLE.KEY=VALUE", help=text),
     ]
     if has_config:
@@ -141,16 +132,10 @@ def configured(verb: Verb, given: Given, out: Path | None = None, *, start: Mapp
         start = _stored(verb, where)
         if options or given["sets"]:
             start = {**start, "preregistered": None}  # a run with changed settings is not the preregistered one
-    config = configure(
-        verb,
-        preset=given["preset"],
-        start=start,
-        where=where or "settings",
-        settings=given["sets"],
-        options=options,
-    )
-    intervention, pairs = getattr(config, "intervention", None), options.get("intervention.extraction.pairs")
-    if out is None or intervention is None or intervention.v_hack is None:
+    origin: dict[str, Any] = {"preset": given["preset"], "start": start, "where": where or "settings"}
+    config = configure(verb, **origin, settings=given["sets"], options=options)
+    pairs = options.get("intervention.extraction.pairs")
+    if out is None or not isinstance(config, StepConfig) or config.intervention.v_hack is None:
         return config
     if pairs is not None:
         raise InputError("--pairs", expected="none with --v-hack, a file that holds its pairs", found=repr(pairs))
@@ -189,17 +174,14 @@ def _option(verb: Verb, usual: Mapping[str, Any], key: str, flag: str) -> Callab
         text = "Loss variant: measure every arm under this change of the objective; repeatable. Default: no change."
     elif get_origin(hint) is tuple:
         kind = {"callback": _names, "metavar": "NAME,..."}
-    shown = {"help": text[0].upper() + text[1:], "shell_complete": COMPLETE.get(key)}
-    return click.option(flag, key.replace(".", "__"), **shown, **kind)
+    return click.option(flag, key.replace(".", "__"), help=text[0].upper() + text[1:], **kind)
 
 
-def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> Sequence[str] | None:
     return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-def _conditions(
-    _ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]
-) -> tuple[dict[str, Any], ...] | None:
+def _conditions(_ctx: click.Context, _option: click.Parameter, texts: Sequence[str]) -> Sequence[Any] | None:
     return tuple(asdict(LossCondition.parse(text)) for text in texts) or None
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.highlighter import RegexHighlighter
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
@@ -85,21 +85,20 @@ def shown_progress(say: Callable[[str], None]) -> Iterator[None]:
     """Show the progress reports made in this context: as bars on a terminal, elsewhere a line now and then by `say`."""
     # rich alone would take a pipe for a terminal where FORCE_COLOR is set.
     _bars.disable = not (sys.stderr.isatty() and STDERR.is_interactive)
-    started = time.monotonic()
+    started, tasks = time.monotonic(), dict[str, TaskID]()
     quiet = next_line = QUIET_S
 
     def show(what: str, done: int, total: int) -> None:
         nonlocal quiet, next_line
-        task = next((task for task in _bars.tasks if task.description == what), None)
-        if done < total and task is None:
+        if done < total and what in tasks:
+            _bars.update(tasks[what], completed=done, total=total)
+        elif done < total:
             _bars.start()
-            _bars.add_task(what, total=total, completed=done)
-        elif done < total and task is not None:
-            _bars.update(task.id, completed=done, total=total)
-        elif task is not None:
-            _bars.remove_task(task.id)
-            if not _bars.tasks:
-                _bars.stop()
+            tasks[what] = _bars.add_task(what, total=total, completed=done)
+        elif what in tasks:
+            _bars.remove_task(tasks.pop(what))
+        if not tasks:
+            _bars.stop()
         passed = time.monotonic() - started
         if _bars.disable and done < total and passed >= next_line:
             quiet = min(2 * quiet, MOST_BETWEEN_S)
@@ -111,5 +110,5 @@ def shown_progress(say: Callable[[str], None]) -> Iterator[None]:
             yield
     finally:
         _bars.stop()
-        for task in _bars.task_ids:
+        for task in tasks.values():
             _bars.remove_task(task)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import AnyFunction, Checked, Text, one_of, one_run
+from probe.cli._frame import Checked, Text, one_of
 from probe.cli._settings import verb
 from probe.records.run import Run, read_run
 from replay_pools.base.errors import InputError
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
 
 
-def analysis_options(function: AnyFunction) -> AnyFunction:
-    """Add `--seed` and the argument `runs: tuple[Path, ...]`."""
-    path = click.Path(path_type=Path)
-    argument = click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=path, shell_complete=one_run)
-    text = "Seed draws, sampled sign flips and bootstraps."
-    return argument(click.option("--seed", default=0, show_default=True, help=text)(function))
+runs_argument = click.argument("runs", nargs=-1, required=True, metavar="RUN...|SPEC", type=click.Path(path_type=Path))
 
 
 def spec_among(runs: Sequence[Path]) -> Path | None:
@@ -31,16 +26,14 @@ def spec_among(runs: Sequence[Path]) -> Path | None:
 
 
 @verb()
-@analysis_options
+@runs_argument
 @one_of("--basis", BASES, "Judge the arms of RUN in this basis. Default: vanilla's, if it ran.")
 @click.option("--full", is_flag=True, help="Print all caveats, and the measures, nulls and tables behind the verdict.")
 @click.option(
     "--check", is_flag=True, help="Exit with 1 on BROKEN, SKIP, CONFOUNDED or GENERIC (SPEC: when the primary is FAIL)."
 )
 @click.option("--write", is_flag=True, help="Write the Results into the .md file of SPEC.")
-def analyze(
-    runs: tuple[Path, ...], seed: int, basis: Basis | None, full: bool, check: bool, write: bool, out: Path
-) -> Text:
+def analyze(runs: tuple[Path, ...], basis: Basis | None, full: bool, check: bool, write: bool, out: Path) -> Text:
     """Verdict, reasons and next command of each RUN (a directory, or a name in OUT/runs), or every criterion and the
     decision of SPEC (spec/NAME.toml) on the runs of its sweep. Training runs of several arms or settings are compared
     with the first vanilla among them. Reads what the runs stored; no model, no torch.
@@ -55,25 +48,25 @@ def analyze(
     """
     spec_file = spec_among(runs)
     if spec_file is not None:
-        value, failed = yield from _spec(spec_file, out, seed, write)
+        value, failed = yield from _spec(spec_file, out, write)
     elif write:
         fix = "for the text of runs: probe analyze RUN --full > FILE"
         raise InputError("--write", expected="a SPEC, whose .md file has Results", found="runs", fix=fix)
     else:
-        value, failed = yield from _runs(runs, out, full, seed=seed, basis=basis)
+        value, failed = yield from _runs(runs, out, full, basis)
     return Checked(value, check and failed)
 
 
-def analyses_of(runs: Sequence[Run], **settings: Any) -> "list[Analysis]":
-    """Analyse each run under each of its conditions; `settings` as for `analyze`."""
+def analyses_of(runs: Sequence[Run], basis: Basis | None = None) -> "list[Analysis]":
+    """Analyse each run under each of its conditions; `basis` as for `analyze`."""
     from probe.analysis.analyze import analyze as analyze_run
     from probe.analysis.analyze import conditions
 
     wanted = [(run, condition) for run in runs for condition in conditions(run) or [None]]
-    return [analyze_run(run, condition, others=runs, **settings) for run, condition in wanted]
+    return [analyze_run(run, condition, others=runs, basis=basis) for run, condition in wanted]
 
 
-def _runs(paths: Sequence[Path], out: Path, full: bool, **settings: Any) -> Text:
+def _runs(paths: Sequence[Path], out: Path, full: bool, basis: Basis | None) -> Text:
     """Yield the analysis of every run under every condition; fail if a verdict contradicts a GO."""
     from probe.analysis.formatting import wrap
     from probe.analysis.horizon import cautions_of
@@ -82,7 +75,7 @@ def _runs(paths: Sequence[Path], out: Path, full: bool, **settings: Any) -> Text
     from probe.analysis.verdict.trained_arms import grouped
     from probe.analysis.verdict.verdict import Verdict, arm_lines
 
-    analyses = analyses_of(runs := [read_run(path, out) for path in paths], **settings)
+    analyses = analyses_of(runs := [read_run(path, out) for path in paths], basis)
     arms: list[Verdict] = []
     cautions: list[str] = []
     if len(runs) > 1 and (trained := grouped(analyses)) is not None:
@@ -105,18 +98,18 @@ def _runs(paths: Sequence[Path], out: Path, full: bool, **settings: Any) -> Text
     return Checked(found, any(analysis.failed for analysis in analyses))
 
 
-def _spec(spec_file: Path, out: Path, seed: int, write: bool) -> Text:
+def _spec(spec_file: Path, out: Path, write: bool) -> Text:
     """Yield the verdict of a spec, and write it with `write`; fail if its primary criterion did."""
     from probe.experiments.load import load_spec
     from probe.experiments.outcomes import write_outcomes
+    from probe.experiments.register import write_results
     from probe.experiments.verdict import evaluate_spec
-    from probe.experiments.written import format_text, write_results
 
     spec = load_spec(spec_file)
-    verdict = evaluate_spec(spec, out, seed=seed)
-    yield format_text(verdict)
+    verdict = evaluate_spec(spec, out)
+    yield str(verdict)
     if write:
-        yield f"written: {write_results(verdict, spec_file)}"
+        yield f"written: {write_results(verdict)}"
         if spec.trains:
             yield f"written: {write_outcomes(spec, out)}"
-    return Checked(verdict.to_json, verdict.primary == "FAIL")
+    return Checked(verdict.to_json, verdict.verdict.finding(spec.primary.name).says == "FAIL")

@@ -12,7 +12,7 @@ import click
 
 from extraction.words import BASES, Basis
 from probe.analysis.formatting import render_table, shown, wrap
-from probe.cli._frame import Table, Text, command, echo, log_options, name_option, one_of, one_pool, say
+from probe.cli._frame import Table, Text, command, echo, log_options, name_option, one_of, say
 from probe.cli._running import check_names
 from probe.cli._settings import MODEL, PAIRS, configured, given_keys, settings_options, verb
 from replay_pools.base.files import append_jsonl
@@ -26,7 +26,7 @@ GIST = 56  # characters of a completion in the list
 
 
 @verb()
-@click.argument("rollouts", metavar="POOL_OR_LOG", shell_complete=one_pool)
+@click.argument("rollouts", metavar="POOL_OR_LOG")
 @name_option("results", "the pool's, with a hash of all that shapes them", default=None)
 @click.option("--labels", type=click.Path(path_type=Path), help="Labels: a file with columns id (STEP/SAMPLE), label.")
 @click.option(
@@ -126,6 +126,7 @@ FAMILIES = (
 
 def _described(detection: "Detected") -> Iterator[str | Table]:
     """Yield cautions, what the ranking is worth, and the list to read."""
+    from probe.analysis.panel import worth
     from probe.analysis.text_report import table_of
 
     adapter = f", adapter {detection.model.adapter}" if detection.model.adapter else ""
@@ -138,7 +139,9 @@ def _described(detection: "Detected") -> Iterator[str | Table]:
     head = f"pool {detection.pool.name}: {ranked} ({problems} prompts); weights: {detection.model.name}{adapter}"
     yield _wrapped(*(f"caution: {caution}" for caution in detection.cautions), head)
     yield ""
-    yield _wrapped(*_worth(detection))
+    yield _wrapped(
+        *worth(detection.families, detection.labels, len(detection.rollouts), is_drawn=bool(detection.drawn))
+    )
     for family, title, form, parts in FAMILIES:
         if rows := [row for row in detection.families.get(family, ()) if row.value is not None]:
             yield "\n" + render_table(table_of(family, title.format(lead=detection.lead), rows, form=form, parts=parts))
@@ -153,57 +156,6 @@ def _described(detection: "Detected") -> Iterator[str | Table]:
 
 def _wrapped(*texts: str) -> str:
     return "\n".join(line for text in texts for line in wrap(text, indent="  "))
-
-
-def _worth(detection: "Detected") -> list[str]:
-    """Return sentences on what the ranking is worth."""
-    from probe.analysis.detectors import NULLS
-    from probe.analysis.panel import beaten_by
-
-    lines = []
-    areas = detection.families.get("auroc")
-    known = 0 if detection.labels is None else int((detection.labels >= 0).sum())
-    if areas is not None and 2 * known < len(detection.rollouts):
-        lines.append(
-            f"Only {known} of {len(detection.rollouts)} rollouts have a label. If a score drew them, the AUROCs are "
-            "biased: --label N with --labels gives precision and rates that are not."
-        )
-    if areas is not None and not any(row.value is not None for row in areas):
-        hacks = int((detection.labels == 1).sum())
-        lines.append(f"No AUROC: {hacks} of the {known} ranked rollouts with a label are hacks, and it compares both.")
-    elif rows := detection.families.get("beaten"):
-        better, unclear = beaten_by(rows)
-        area, first = rows[0].parts.get("own"), rows[0].arm
-        if better:
-            named = ", ".join(f"{row.name} {row.parts['trivial']:.2f}" for row in better)
-            lines.append(
-                f"BEATEN: scores without a gradient separate hacks at least as well as {first} {area:.2f}: {named}."
-            )
-        elif unclear:
-            named = ", ".join(f"{row.name} {row.parts['trivial']:.2f} (difference {row:+.2f})" for row in unclear)
-            lines.append(f"{first} separates hacks (AUROC {area:.2f}), but not clearly better than {named}.")
-        elif area is not None:
-            lines.append(f"{first} separates hacks (AUROC {area:.2f}) better than every score without a gradient.")
-        nulls = {row.name: row.value for row in areas or () if row.name in NULLS and row.value is not None}
-        if area is not None and nulls:
-            named = " and ".join(f"{value:.2f} ({name})" for name, value in nulls.items())
-            lines.append(f"For comparison, one draw of directions without meaning has {named}; 0.50 is no separation.")
-    elif detection.labels is None and not detection.drawn:
-        lines.append("No labels: nothing says how good these rankings are. --label 20 asks for a few and says it.")
-    if kinds := [row for row in detection.families.get("left_out", ()) if row.value is not None]:
-        worst, best = (choose(kinds, key=lambda row: row.value or 0.0) for choose in (min, max))
-        lines.append(
-            f"Finds exploits like your pairs: by the pairs of the other kinds, a left-out kind has AUROC {worst:.2f} "
-            f"({worst.name}) or more, up to {best.value:.2f}. Hacks of no kind in the pairs may rank anywhere."
-        )
-    elif detection.families.get("left_out") is not None:
-        lines.append("Finds exploits like your pairs, which name one kind alone: no kind can be left out to test this.")
-    else:
-        lines.append(
-            "Without pairs nothing knows what a hack is: logratio ranks what training made likelier, fingerprint "
-            "splits the rollouts in two (read both ends). Write pairs of your hack for --pairs."
-        )
-    return lines
 
 
 def _first(detection: "Detected") -> Iterator[str | Table]:

@@ -4,7 +4,6 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import click
-import orjson
 
 from probe.cli._frame import Table, Text
 from probe.cli._settings import verb
@@ -45,17 +44,18 @@ def docs(page: str | None) -> Text:
     Example:  probe docs replay
     """
     folder = manual()
-    pages = {path.stem: path for part in ("guide/*.*", "*.md") for path in sorted(folder.glob(part))}
+    pages = {path.stem: path for part in ("guide/*.md", "*.md") for path in sorted(folder.glob(part))}
     pages.pop("README", None)  # of the folder: it lists the pages
     if page is None:
-        rows = [(name, _text(path).partition("\n")[0].strip("# "), str(path)) for name, path in pages.items()]
+        titles = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in pages.items()}
+        rows = [(name, title.strip("# "), str(pages[name])) for name, title in titles.items()]
         yield Table(("page", "title"), [row[:2] for row in rows], left=2)
         yield f"\nin {folder}; to read one: probe docs PAGE"
         return [dict(zip(("page", "title", "path"), row, strict=True)) for row in rows]
     page = next((name for name in pages if name.lower() == page.lower()), page)
     if page not in pages:
         raise unknown_name(f"page {page}", page, [*pages], expected="a page of the manual", fix="probe docs lists all")
-    text = _text(pages[page])
+    text = pages[page].read_text(encoding="utf-8")
     yield text.rstrip()
     return {"page": page, "path": str(pages[page]), "text": text}
 
@@ -80,12 +80,3 @@ def manual() -> Path:
     raise InputError(
         "probe docs", expected=f"the manual in {folders[-1]}", found="none", fix="install gradient-probe again"
     )
-
-
-def _text(path: Path) -> str:
-    """Return a page as Markdown; a notebook's code cells become blocks."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".ipynb":
-        return text
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in orjson.loads(text)["cells"]]
-    return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from extraction.words import BASES, Adapted, Basis
-from probe.cli._frame import Table, Text, command, name_option, one_of, say
+from probe.cli._frame import Table, Text, command, name_option, one_of, plain, say
 from probe.cli._settings import MODEL, PAIRS, configured, settings_options, verb
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
@@ -42,18 +42,17 @@ def extract(name: str, basis: Basis, out: Path, **settings: Any) -> Text:
     model, pool = str(config.model.name), ["--replay-dirs", SAMPLED]
     if model == "organism":
         pool = []
-    elif pools := _pools_of(model, out):
-        pool[1] = pools[0]
+    elif (sampled := next((name for name in pool_names(out) if _model_of(name, out) == model), None)) is not None:
+        pool[1] = sampled
     else:
         yield f"no pool of {model} yet; first: {command('pool', 'generate', '--model', model, '--name', SAMPLED)}"
     yield f"next: {command('replay', *pool, '--v-hack', name, *_more(config, basis))}"
     return {"path": str(path), **card}
 
 
-def _pools_of(model: str, out: Path) -> list[str]:
-    """Return the names of the pools that a model sampled."""
-    manifests = {name: read_json(resolve_pool(name, out) / MANIFEST_NAME) for name in pool_names(out)}
-    return [name for name, manifest in manifests.items() if (manifest.get("policy") or {}).get("base_model") == model]
+def _model_of(pool: str, out: Path) -> str | None:
+    """Return the model that sampled a pool; None if unknown."""
+    return (read_json(resolve_pool(pool, out) / MANIFEST_NAME).get("policy") or {}).get("base_model")
 
 
 def _more(config: ReplayConfig, basis: Basis) -> list[str]:
@@ -69,40 +68,30 @@ def _more(config: ReplayConfig, basis: Basis) -> list[str]:
     return [*words, *(["--arm", "projected-lora"] if basis == "lora" else [])]
 
 
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name or 'not named'} {count}" for name, count in counts.items()) or "none"
+# {line: its key in a card with dots}
+CARD = {
+    **{"pairs": "pairs", "pairs used": "num_pairs", "modules": "num_modules"},
+    **{"directions kept": "num_directions", "modules without directions": "num_empty_modules"},
+    **{"method": "settings.method", "sides of pairs": "settings.sides", "k": "settings.k", "tau": "settings.tau"},
+    **{"bottom dropped": "settings.drop_bottom_frac", "loss": "settings.loss_type", "dtype": "settings.dtype"},
+    **{"held-out pairs": "held_out.num_pairs", "held-out mean cosine": "held_out.mean_cos"},
+    **{"adapted weights sha256": "fingerprint.weights_sha256", "file sha256": "sha256"},
+}
 
 
 def described_card(file: Path, card: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yield a card as text."""
-    settings, held_out = card["settings"], card["held_out"]
+    values, held_out = flat(card), card["held_out"]
     adapted = Adapted(**card["adapted"]) if card.get("adapted") else None
     yield f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})"
-    rows = [
-        ("pairs", card["pairs"]),
-        ("pairs used", card["num_pairs"]),
-        ("kinds of hack", _counted(card["kinds"])),
-        ("modules", card["num_modules"]),
-        *([("linear weights with coordinates", f"{adapted.share:.1%}")] if adapted else []),
-        ("directions kept", f"{card['num_directions']} of {card['num_modules'] * settings['k']}"),
-        ("modules without directions", card["num_empty_modules"]),
-        ("method, sides of pairs", f"{settings['method']}, {settings['sides']}"),
-        ("k, tau, bottom dropped", f"{settings['k']}, {settings['tau']:g}, {settings['drop_bottom_frac']:g}"),
-        ("loss, dtype", f"{settings['loss_type']}, {settings['dtype']}"),
-        ("held-out pairs", held_out["num_pairs"]),
-    ]
+    rows = [(line, plain(values.get(key))) for line, key in CARD.items()]
+    rows.append(("kinds of hack", ", ".join(f"{name or 'not named'} {n}" for name, n in card["kinds"].items())))
+    if adapted:
+        rows.append(("linear weights with coordinates", f"{adapted.share:.1%}"))
+    accuracy = "unknown: no pair is held out"
     if held_out["num_pairs"]:
         low, high = held_out["ci95"]
-        rows += [
-            ("held-out sign accuracy", f"{held_out['accuracy']:.3f} [{low:.3f}, {high:.3f}]"),
-            ("held-out mean cosine", f"{held_out['mean_cos']:+.3f}"),
-        ]
-    else:
-        rows.append(("held-out sign accuracy", "unknown: no pair is held out"))
-    rows += [
-        ("adapted weights sha256", card["fingerprint"]["weights_sha256"][:16]),
-        ("file sha256", card["sha256"][:16]),
-    ]
-    yield Table(("", ""), rows)
+        accuracy = f"{held_out['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
+    yield Table(("", ""), [*rows, ("held-out sign accuracy", accuracy)])
     if adapted and adapted.caution:
         yield f"CAUTION: {adapted.caution}"

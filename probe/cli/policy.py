@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import Real, Text, command, name_option, one_of, one_pool, one_run, say
+from probe.cli._frame import Real, Text, command, name_option, one_of, say
 from probe.cli._running import evaluation_table
 from probe.cli._settings import configured, given_settings, say_defaults, settings_options, verb
 from probe.records.run import resolve_run
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # help texts must not import torch
 @name_option("adapter or model", required=True)
 @click.option("--model", default="organism", show_default=True, help="Start from it, as in probe pool generate.")
 @one_of("--completions", COMPLETIONS, "Learn completions of this kind.", required=True)
-@click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that, and write none.")
+@click.option("--pool", help="Learn its rollouts that were paid for that, and write none.")
 @click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
 @one_of("--split", SPLITS, "Split of the environment.", default="train")
 @one_of("--mode", LOOPHOLES, "Loophole mode.", default="run_tests")
@@ -90,7 +90,7 @@ def finetune(
 
 
 @verb("eval")
-@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=one_run)
+@click.argument("run", required=False, type=click.Path(path_type=Path))
 @name_option("evaluation", default="eval", show_default=True)
 @settings_options(
     "eval",

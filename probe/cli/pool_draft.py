@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from probe.cli._frame import Text, column_options, command, name_option, one_pool
+from probe.cli._frame import Text, column_options, command, name_option
 from probe.cli._settings import verb
 from probe.records.run import IN_TRAINING
 from probe.settings.arms import USUAL_ARMS
@@ -24,7 +24,7 @@ DEFAULT_K = 4  # default of `probe check`
 
 
 @verb()
-@click.argument("source", metavar="LOG|POOL", type=click.Path(path_type=Path), shell_complete=one_pool)
+@click.argument("source", metavar="LOG|POOL", type=click.Path(path_type=Path))
 @name_option("file of pairs", required=True)
 @column_options
 @click.option("--model", help="Model that sampled LOG, for the command that is printed.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from probe.cli._frame import Table, Text, command, name_option, one_of
 from probe.cli._settings import verb
-from probe.cli.analyze import analyses_of, analysis_options, spec_among
+from probe.cli.analyze import analyses_of, runs_argument, spec_among
 from probe.records.run import read_run, resolve_run
 from probe.records.tables import TableName
 from replay_pools.base.errors import InputError
@@ -26,10 +26,8 @@ MOST_NAMES = 3  # names of runs in the name of a report
 @name_option("report", "the name of the spec, or of the runs", default=None)
 @one_of("--figures", ("svg", "pdf", "png"), "Format of the figure files.", default="svg")
 @one_of("--tables", ("parquet", "csv"), "Instead of a page, write records of each RUN to OUT/exports/RUN.")
-@analysis_options
-def report(
-    runs: tuple[Path, ...], name: str | None, figures: "Format", tables: str | None, seed: int, out: Path
-) -> Text:
+@runs_argument
+def report(runs: tuple[Path, ...], name: str | None, figures: "Format", tables: str | None, out: Path) -> Text:
     """Write verdict, figures, rollouts and provenance of each RUN (a directory, or a name in OUT/runs), or of the
     runs of SPEC (spec/NAME.toml), to OUT/reports/NAME.html. The page is one self-contained file; its figures
     are also in NAME/.
@@ -53,7 +51,7 @@ def report(
     from probe.report.build import write_report
     from probe.report.inputs import label_of
 
-    contents = report_of(runs, name, out, seed)
+    contents = report_of(runs, name, out)
     page, drawings = write_report(contents, out, figures)
     verdicts = {label_of(analysis): analysis.verdict.word for analysis in contents.analyses}
     if len(contents.analyses) == 1:
@@ -86,7 +84,7 @@ def _tables(runs: Sequence[Path], kind: str, out: Path) -> Text:
     return {"files": rows}
 
 
-def report_of(runs: Sequence[Path], name: str | None, out: Path, seed: int = 0) -> "Report":
+def report_of(runs: Sequence[Path], name: str | None, out: Path) -> "Report":
     """Make a report of runs, or of a spec: the verdict on its complete runs, and an analysis of each run.
 
     Without a name, it has the spec's or those of the runs: MOST_NAMES, and the number of further ones.
@@ -94,13 +92,13 @@ def report_of(runs: Sequence[Path], name: str | None, out: Path, seed: int = 0) 
     from probe.report.inputs import Report, slug
 
     named = [] if name is None else ["--name", name]
-    command = shlex.join(["probe", "report", *map(str, runs), *named, "--out", str(out), "--seed", str(seed)])
+    command = shlex.join(["probe", "report", *map(str, runs), *named, "--out", str(out)])
     if spec_file := spec_among(runs):
         from probe.experiments.load import load_spec
         from probe.experiments.verdict import evaluate_spec
 
         spec = load_spec(spec_file)
-        evaluation = evaluate_spec(spec, out, seed=seed)
+        evaluation = evaluate_spec(spec, out)
         analyses = [*evaluation.analyses.values()]
         return Report(name=name or spec.name, analyses=analyses, command=command, spec=spec, evaluation=evaluation)
     paths = [resolve_run(run, out) for run in runs]
@@ -110,5 +108,5 @@ def report_of(runs: Sequence[Path], name: str | None, out: Path, seed: int = 0) 
         given = " ".join(map(str, paths))
         raise InputError("RUN...", expected="runs with distinct names", found=given, fix="rename a directory")
     more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
-    analyses = analyses_of([read_run(path) for path in paths], seed=seed)
+    analyses = analyses_of([read_run(path) for path in paths])
     return Report(name=name or "-".join([*names[:MOST_NAMES], *more]), analyses=analyses, command=command)

@@ -9,13 +9,13 @@ import click
 
 from extraction.words import direction_names, resolve_directions
 from probe.analysis.formatting import shown
-from probe.cli._frame import Table, Text, command, completing, known, plain
+from probe.cli._frame import Table, Text, command, plain
 from probe.cli._settings import verb
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, read_run
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, read_run, run_names
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import by_name, read_json
 from replay_pools.base.tables import flat
-from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, open_pool, resolve_pool, step_files
+from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, open_pool, pool_names, resolve_pool, step_files
 
 # Reports import numpy and scipy, too slow for a help text, so functions import them when called.
 if TYPE_CHECKING:
@@ -107,12 +107,7 @@ KINDS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
 
 
 @verb()
-@click.argument(
-    "source",
-    metavar="[RUN|POOL|DIRECTIONS|KIND]",
-    required=False,
-    shell_complete=completing(lambda out: [*KINDS, *known(out)]),
-)
+@click.argument("source", metavar="[RUN|POOL|DIRECTIONS|KIND]", required=False)
 @click.argument("step", required=False, type=click.IntRange(0))
 @click.argument("sample", required=False, type=click.IntRange(0))
 def show(source: str | None, step: int | None, sample: int | None, out: Path) -> Text:
@@ -145,10 +140,11 @@ def show(source: str | None, step: int | None, sample: int | None, out: Path) ->
         card = read_card(file := resolve_directions(source, out))
         yield from described_card(file, card)
         return card
-    pool = open_pool(_pool(source, out)) if run is None else None
-    place = folder if pool is None else pool.path
-    every: list[Row] = _rows_of(run, by_cosine=step is None) if run is not None else []
-    every += [(one.step, one.sample_id, one, None) for group in (() if pool is None else pool.steps) for one in group]
+    if run is not None:
+        place, every = folder, _rows_of(run, by_cosine=step is None)
+    else:
+        pool = open_pool(_pool(source, out))
+        place, every = pool.path, [(one.step, one.sample_id, one, None) for group in pool.steps for one in group]
     of_step = [row for row in every if step in (None, row[0])]
     rows = [row for row in of_step if sample in (None, row[1])]
     if not rows:
@@ -160,10 +156,9 @@ def show(source: str | None, step: int | None, sample: int | None, out: Path) ->
     ((_, _, rollout, record),) = rows
     if run is not None and record is not None:
         return (yield from _measured(run, rollout, record))
-    assert pool is not None
     assert rollout is not None
-    yield from _described(f"pool {pool.name}, step {step}, sample {sample}", rollout, None, None)
-    return {"pool": str(pool.path), "rollout": asdict(rollout)}
+    yield from _described(f"pool {place.resolve().name}, step {step}, sample {sample}", rollout, None, None)
+    return {"pool": str(place), "rollout": asdict(rollout)}
 
 
 def _list_stored(out: Path, kinds: Sequence[str] | Mapping[str, Any]) -> Text:
@@ -186,7 +181,8 @@ def _pool(source: str, out: Path) -> Path:
         if "/" in source:  # a path: the error already explains the fault
             raise
         expected = f"a run, a pool or directions in {out}"
-        raise unknown_name(source, source, known(out), expected=expected, fix="probe show lists all") from error
+        known = [*run_names(out / "runs"), *pool_names(out), *direction_names(out)]
+        raise unknown_name(source, source, known, expected=expected, fix="probe show lists all") from error
 
 
 def _rows_of(run: "Run", *, by_cosine: bool) -> "list[Row]":

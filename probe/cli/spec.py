@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.analysis.statistics.thresholds import ALPHA, EFFECT, POWER, SD
-from probe.cli._frame import Checked, Real, Table, Text, command, one_of, say
+from probe.cli._frame import Checked, Table, Text, command, one_of, say
 from probe.cli._settings import verb
 from probe.records.run import read_run, resolve_run
 from probe.settings.words import Word
@@ -18,16 +18,10 @@ from replay_pools.pool import CAUTION
 if TYPE_CHECKING:  # numpy, scipy and submitit are too slow for a help text
     from probe.experiments.spec import Spec
 
-POSITIVE = Real(0, min_open=True)
-
 
 @verb()
 @click.argument("target", metavar="SPEC|RUN", type=click.Path(path_type=Path))
-@click.option(
-    "--effect", type=POSITIVE, default=EFFECT, show_default=True, help="Plan RUN for this effect on a hack rate."
-)
-@click.option("--sd", type=POSITIVE, default=SD, show_default=True, help="Plan RUN with this sd between seeds.")
-def plan(target: Path, effect: float, sd: float, out: Path) -> Text:
+def plan(target: Path, out: Path) -> Text:
     """Print the detectable effect, hours and money of SPEC (spec/NAME.toml). Runs nothing.
 
     Given RUN, a replay (a directory, or a name in OUT/runs), write the training that its GO buys to
@@ -46,7 +40,7 @@ def plan(target: Path, effect: float, sd: float, out: Path) -> Text:
     run = None if target.suffix == ".toml" else resolve_run(target, out)
     if run is not None:
         target = Path("spec") / f"{run.resolve().name}-training.toml"
-        _write(run, target, effect, sd, out)
+        _write(run, target, out)
     spec = load_spec(target)
     spec_plan = make_plan(spec, out)
     yield from _described(spec, spec_plan)
@@ -56,19 +50,19 @@ def plan(target: Path, effect: float, sd: float, out: Path) -> Text:
     return spec_plan
 
 
-def _write(run: Path, path: Path, effect: float, sd: float, out: Path) -> None:
+def _write(run: Path, path: Path, out: Path) -> None:
     """Write the training spec of a run."""
     from probe.analysis.analyze import analyze
     from probe.experiments.training_spec import write_training_spec
 
     stored = read_run(run)
     analysis = analyze(stored)
-    write_training_spec(stored, analysis, path, out_dir=out, effect=effect, sd=sd)
+    write_training_spec(stored, analysis, path, out)
     verdict = analysis.verdict
     say(f"{verdict.word} of {run}: {path}")
     if verdict.word != Word.GO:
         say(f"{CAUTION}{verdict.plain} First: {verdict.next.in_line}")
-    say(f"assumed: an effect of {effect:g} and an sd of {sd:g} between seeds (--effect, --sd)")
+    say(f"assumed, and yours to change in the file: an effect of {EFFECT:g}, and an sd of {SD:g} between seeds")
 
 
 def _described(spec: "Spec", spec_plan: dict[str, Any]) -> Iterator[str | Table]:
@@ -133,13 +127,14 @@ def sweep(
 
       probe spec sweep spec/experiments/phase2.toml --jobs 2
     """
-    from probe.experiments.jobs import command_of, input_faults, pool_jobs, run_jobs, sweep_folder, write_settings
+    from probe.experiments.jobs import command_of, input_faults, pool_jobs, run_jobs, sweep_folder
     from probe.experiments.load import load_spec
 
     spec = load_spec(spec_file)
     if print_jobs:
         jobs = [job for job in (*pool_jobs(spec, out), *run_jobs(spec, out)) if not job.complete]
-        write_settings(jobs)
+        for job in jobs:
+            job.write_settings()
         commands = [shlex.join(command_of(job, launch, ("probe",))) for job in jobs]
         yield from commands
         return commands

@@ -11,7 +11,6 @@ from probe.cli._frame import Text, command, dry_run_option, name_option, say
 from probe.cli._running import ended, evaluation_table, previewed, track_option
 from probe.cli._settings import configured, say_defaults, settings_options, verb
 from probe.records.run import read_run
-from probe.settings.words import ALL
 
 # Columns of steps; their means are printed at the end.
 MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
@@ -49,7 +48,7 @@ def train(name: str, url: str | None, track: tuple[str, ...], dry_run: bool, out
 
 
 def _told(directory: Path) -> Text:
-    """Yield the evaluations as a table, then the lowest hack rate and the means over the steps."""
+    """Yield the evaluations as a table, then the means over the steps."""
     run = read_run(directory)
     arm = run.settings.intervention.arms[0]
     means = {}
@@ -57,11 +56,6 @@ def _told(directory: Path) -> Text:
         known = [value for step in run.steps if (value := getattr(step, column)) is not None]
         means[column] = fmean(known) if known else None
     yield evaluation_table(run.evals)
-    deployed = [row for row in run.evals if row["weights"] == "deployed"]
-    rates = [(rate, row["step"]) for row in deployed if (rate := row["rates"][ALL]["hack"]["rate"]) is not None]
-    if rates:  # the lowest of several noisy rates is biased
-        label = f"best of {len(rates)} by hack (biased)" if len(rates) > 1 else "the only checkpoint"
-        yield f"lowest hack rate, {label}: {min(rates)[0]:.0%} after {min(rates)[1]} steps"
     listed = ", ".join(f"{name} {shown(value, '+.4f')}" for name, value in means.items())
     yield f"{arm}, means over {len(run.steps)} steps: {listed}"
     if unmoved := sum(step.cos_update is None for step in run.steps):

@@ -8,6 +8,8 @@ VACUOUS         nothing was compared: both sides are identical, or a cap can nev
 A number that describes the runs that were made (`probe.analysis.measures.describes`) is compared as it is.
 """
 
+from math import inf, nextafter
+
 from probe.analysis.estimate import Estimate
 from probe.analysis.measures import describes
 from probe.analysis.verdict.verdict import Finding
@@ -39,30 +41,26 @@ def evaluate(criterion: Criterion, estimate: Estimate, vacuous: str = "") -> Fin
 
 
 def in_words(criterion: Criterion) -> str:
-    """Format a criterion, such as `cos_in above 0.05 (vanilla - random in mixed)`."""
-    sides = ((criterion.arm, criterion.versus_arm), (criterion.condition, criterion.versus_condition))
-    # A difference names both sides; a single side omits its default.
-    named = [f"{name or 'default'} - {versus}" if versus else name or "" for name, versus in sides]
-    place = " in ".join(filter(None, named))
+    """Format a criterion, such as `cos_in above 0.05 (vanilla in mixed - random in mixed)`."""
+    bounds = {"above": criterion.above, "below": criterion.below}
+    bound = next((f"{name} {value:g}" for name, value in bounds.items() if value is not None), "")
     if criterion.inside is not None:
         bound = f"inside [{criterion.inside[0]:g}, {criterion.inside[1]:g}]"
-    else:
-        bound = f"above {criterion.above:g}" if criterion.above is not None else f"below {criterion.below:g}"
-    return f"{criterion.estimate} {bound}{f' ({place})' if place else ''}"
+    sides = " - ".join(f"{arm} in {condition}" for condition, arm in criterion.sides)
+    return f"{criterion.estimate} {bound} ({sides})"
 
 
 def _says(criterion: Criterion, estimate: Estimate, value: float) -> tuple[Answer, str]:
     if not describes(criterion.estimate) and estimate.interval is None:
         return Answer.INCONCLUSIVE, f"no interval: {estimate.why}"
     low, high = (value, value) if estimate.interval is None else (estimate.low, estimate.high)
-    if criterion.inside is not None:
-        first, last = criterion.inside
-        holds, fails = first <= low and high <= last, high < first or low > last
-    elif criterion.above is not None:
-        holds, fails = low > criterion.above, high <= criterion.above
-    else:
-        assert criterion.below is not None
-        holds, fails = high < criterion.below, low >= criterion.below
-    if holds or fails:
-        return Answer.PASS if holds else Answer.FAIL, ""
+    first, last = criterion.inside or (-inf, inf)
+    if criterion.above is not None:  # the bound itself is not above it
+        first = nextafter(criterion.above, inf)
+    if criterion.below is not None:
+        last = nextafter(criterion.below, -inf)
+    if first <= low and high <= last:
+        return Answer.PASS, ""
+    if high < first or low > last:
+        return Answer.FAIL, ""
     return Answer.INCONCLUSIVE, "the interval holds both answers"

@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from extraction.words import resolve_directions
 from probe.experiments.spec import Cell, Criterion, Spec, SpecCondition
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE
-from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings, check_recorded
-from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig, read_config
+from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings
+from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_json
 from replay_pools.environments.registry import get_environment
-from replay_pools.pool import MANIFEST_NAME, open_pool, resolve_pool
+from replay_pools.pool import Pool, open_pool, resolve_pool
 
 COMMAND = "{command}"  # placeholder in the command line that starts a run
 STATE_FILE = "state.json"  # in the folder of a sweep
@@ -48,14 +48,15 @@ class Job:
         return (self.directory / MANIFEST_FILE).is_file()
 
     @property
-    def spec_status(self) -> Literal["frozen", "edited", "none"] | None:
-        """Whether the run on disk was made under this spec, an edited version or neither; None: no run with steps."""
-        path = self.directory / CONFIG_FILE
+    def made_under(self) -> str | None:
+        """The spec of the run on disk, NAME@SHA256, "" if it has none; None without a run that has steps."""
         if not (self.directory / STEPS_FILE).is_file():
             return None
-        here = read_config(read_json(path)["settings"], f"{path} settings").preregistered or ""
-        mark = self.config.preregistered or ""
-        return "frozen" if here == mark else "edited" if here.partition("@")[0] == mark.partition("@")[0] else "none"
+        return read_json(self.directory / CONFIG_FILE)["settings"].get("preregistered") or ""
+
+    def write_settings(self) -> None:
+        """Write the settings file."""
+        write_json(self.settings_file, {"settings": asdict(self.config)})
 
     def makes(self, cell: Cell) -> bool:
         """Return True if it is a run of this arm under this condition."""
@@ -75,22 +76,18 @@ def command_of(job: Job, launch: str, program: Sequence[str]) -> list[str]:
     if words.count(COMMAND) != 1:
         fix = "as 'torchrun --standalone --nproc-per-node 2 --no-python {command}'"
         raise InputError("--launch", expected=f"a command line with the word {COMMAND}", found=repr(launch), fix=fix)
-    verb = ("pool", "generate") if isinstance(job.config, GenerateConfig) else (job.config.verb,)
-    place = ("--name", job.directory.name, "--out", str(job.directory.parents[1]))
-    command = [*program, *verb, "--config", str(job.settings_file), *place]
+    place = ("--config", str(job.settings_file), "--name", job.directory.name, "--out", str(job.directory.parents[1]))
     if isinstance(job.config, GenerateConfig):  # one process samples a pool, so `launch` does not apply
-        return command
+        return [*program, "pool", "generate", *place]
     at = words.index(COMMAND)
-    return [*words[:at], *command, *words[at + 1 :]]
+    return [*words[:at], *program, job.config.verb, *place, *words[at + 1 :]]
 
 
 def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
     """Return the jobs that generate pools; they precede the runs."""
-    folder = _settings_folder(spec, out_dir)
+    files = {pool.name: _settings_file(spec, f"pool-{pool.name}", out_dir) for pool in spec.pools}
     return [
-        Job(
-            config=pool.config, settings_file=folder / f"pool-{pool.name}.json", directory=out_dir / "pools" / pool.name
-        )
+        Job(config=pool.config, settings_file=files[pool.name], directory=out_dir / "pools" / pool.name)
         for pool in spec.pools
     ]
 
@@ -102,31 +99,25 @@ def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
     """
     passes: dict[Any, list[SpecCondition]] = {}
     for row in spec.conditions:
-        key = (row.arms, row.seeds, repr(_shared(row.config))) if row.frozen else row.name
+        key = row.name if spec.trains else (row.arms, row.seeds, repr(_shared(row.config)))
         passes.setdefault(key, []).append(row)
     return [
         _job(spec, rows, arms, seed, out_dir)
         for seed in dict.fromkeys([*spec.seeds, *(seed for row in spec.conditions for seed in row.seeds)])
         for rows in passes.values()
         if seed in rows[0].seeds
-        for arms in ([rows[0].arms] if rows[0].frozen else [(arm,) for arm in rows[0].arms])
+        for arms in ([(arm,) for arm in rows[0].arms] if spec.trains else [rows[0].arms])
     ]
 
 
 def before_ceilings(spec: Spec, runs: Sequence[Job]) -> list[tuple[Criterion, list[Job]]]:
     """Return the criteria of the ceiling in order, each with the runs that are made before it is judged."""
-    cells: list[Cell] = []
-    stages = []
-    for criterion in spec.ceilings:
+    names = () if spec.ceiling is None else spec.ceiling.criteria or (spec.primary.name,)
+    cells, stages = list[Cell](), []
+    for criterion in (row for name in names for row in spec.criteria if row.name == name):
         cells += criterion.sides
         stages.append((criterion, [job for job in runs if any(map(job.makes, cells))]))
     return stages
-
-
-def write_settings(jobs: Sequence[Job]) -> None:
-    """Write the settings file of each job."""
-    for job in jobs:
-        write_json(job.settings_file, {"settings": asdict(job.config)})
 
 
 def sweep_folder(spec: Spec, out_dir: Path) -> Path:
@@ -134,22 +125,10 @@ def sweep_folder(spec: Spec, out_dir: Path) -> Path:
     return out_dir / "sweeps" / spec.name
 
 
-def stored_groups(config: ReplayConfig, out_dir: Path) -> ReplaySource | None:
-    """Return the groups of a replay, drawn with the seed of its settings; None if it reads a log.
-
-    Raises:
-        InputError: a pool is missing or unreadable, the pools give no groups, or the samplers did not record what the
-            objective needs.
-    """
-    source = config.source
-    paths = [resolve_pool(name, out_dir) for name in source.replay_dirs]
-    if not all((path / MANIFEST_NAME).is_file() for path in paths):  # the first replay imports a log
-        return None
-    pools = [open_pool(path) for path in paths]
-    groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
-    samplers = {f"pool {name}": pool.manifest["sampler"] for name, pool in zip(source.replay_dirs, pools, strict=True)}
-    check_recorded(config.objectives().values(), samplers)
-    return groups
+def stored_groups(config: ReplayConfig, out_dir: Path) -> ReplaySource:
+    """Return the groups of a replay, drawn with the seed of its settings; InputError if its pools give none."""
+    source, pools = config.source, [_open_pool(name, out_dir) for name in config.source.replay_dirs]
+    return ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
 
 
 def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
@@ -167,7 +146,7 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
         else:
             pools = () if config.rollouts.teacher is None else (config.rollouts.teacher.pool,)
             environments.append(config.rollouts.env)
-        checks += [("", partial(_check_pool, pool, out_dir)) for pool in pools if pool not in made]
+        checks += [("", partial(_open_pool, pool, out_dir)) for pool in pools if pool not in made]
         if isinstance(config, ReplayConfig) and made.isdisjoint(pools):
             checks.append((place, partial(stored_groups, config, out_dir)))
         if config.intervention.v_hack is not None:
@@ -182,9 +161,8 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
     return [*faults.values()]
 
 
-def _check_pool(pool: str, out_dir: Path) -> None:
-    if not resolve_pool(pool, out_dir).is_dir():
-        raise InputError(f"pool {pool}", expected="a directory", found="no such directory")
+def _open_pool(name: str, out_dir: Path) -> Pool:
+    return open_pool(resolve_pool(name, out_dir))
 
 
 def _shared(config: ReplayConfig | TrainConfig) -> ReplayConfig | TrainConfig:
@@ -202,21 +180,21 @@ def _job(spec: Spec, rows: Sequence[SpecCondition], arms: tuple[str, ...], seed:
     if isinstance(config, ReplayConfig):
         base, variants = _shared(config).objective, []
         for row in rows:
-            values = {key: getattr(row.config.objective, key) for key in LOSS_KEYS}
-            changes = {key: value for key, value in values.items() if value != getattr(base, key)}
+            own = row.config.objective
+            changes = {key: value for key in LOSS_KEYS if (value := getattr(own, key)) != getattr(base, key)}
             variants.append(LossCondition(name=row.name, changes=changes))
         config = replace(config, objective=base, conditions=tuple(variants))
     parts = [] if len(rows) == len(spec.conditions) > 1 else [rows[0].name]
-    name = "-".join([spec.name, *parts, *(arms if config.trains else ()), f"seed{seed}"])
+    name = "-".join([spec.name, *parts, *(arms if spec.trains else ()), f"seed{seed}"])
     return Job(
         config=config,
-        settings_file=_settings_folder(spec, out_dir) / f"{name}.json",
+        settings_file=_settings_file(spec, name, out_dir),
         directory=out_dir / "runs" / name,
         conditions=tuple(row.name for row in rows),
         arms=arms,
     )
 
 
-def _settings_folder(spec: Spec, out_dir: Path) -> Path:
+def _settings_file(spec: Spec, name: str, out_dir: Path) -> Path:
     # The path has the spec's hash: jobs of an edited spec must not change files that a running sweep has yet to read.
-    return sweep_folder(spec, out_dir) / "settings" / spec.sha256[:12]
+    return sweep_folder(spec, out_dir) / "settings" / spec.sha256[:12] / f"{name}.json"

@@ -37,28 +37,22 @@ class Outcome(NamedTuple):
     step: int  # optimizer steps before the evaluation
 
 
-def outcomes_of(spec: Spec, out_dir: Path) -> list[Outcome]:
-    """Return the outcomes of the complete trainings of `spec` in `out_dir`, sorted."""
-    rows = []
-    for job in run_jobs(spec, out_dir):
-        evaluations = deployed(read_run(job.directory).evals) if job.complete else []
-        for step in {evaluation["step"] for evaluation in (*evaluations[:1], *evaluations[-1:])}:
-            for problem, rates in rates_by_problem(job.directory, step).items():
-                cell = spec.name, job.conditions[0], job.arms[0], job.config.seed
-                rows.append(Outcome(*cell, problem, rates["hack"][0], rates["solve"][0], step))
-    return sorted(rows)
-
-
 def write_outcomes(spec: Spec, out_dir: Path) -> Path:
-    """Write the outcomes of `spec` into the table in its folder, and return the table's path.
+    """Write the outcomes of the complete trainings of `spec` into the table in its folder; return the table's path.
 
     Rows of runs in `out_dir` are replaced. Other rows stay, because their runs may be gone.
     """
-    path, outcomes = spec.path.parent / OUTCOMES_FILE, outcomes_of(spec, out_dir)
-    made = {row[:4] for row in outcomes}
-    others = [row for row in read_outcomes(path) if row[:4] not in made] if path.is_file() else []
+    path, made = spec.path.parent / OUTCOMES_FILE, list[Outcome]()
+    for job in (job for job in run_jobs(spec, out_dir) if job.complete):
+        evaluations = deployed(read_run(job.directory).evals)
+        for step in {evaluation["step"] for evaluation in (*evaluations[:1], *evaluations[-1:])}:
+            for problem, rates in rates_by_problem(job.directory, step).items():
+                cell = spec.name, job.conditions[0], job.arms[0], job.config.seed
+                made.append(Outcome(*cell, problem, rates["hack"][0], rates["solve"][0], step))
+    replaced = {row[:4] for row in made}
+    others = [row for row in read_outcomes(path) if row[:4] not in replaced] if path.is_file() else []
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Outcome._fields, *sorted([*others, *outcomes])])
+    csv.writer(text, lineterminator="\n").writerows([Outcome._fields, *sorted([*others, *made])])
     write_atomic(path, text.getvalue().encode())
     return path
 
@@ -67,15 +61,14 @@ def read_outcomes(path: Path) -> list[Outcome]:
     """Read a table of outcomes.
 
     Raises:
-        InputError: unexpected columns, or a value that is no number; the error names the line.
+        InputError: other columns, or a value that is no number; the error names the line.
     """
     with path.open(newline="", encoding="utf-8") as file:
-        header, *rows = [*csv.reader(file)] or [[]]
-    if header != [*Outcome._fields]:
-        raise InputError(path, expected=f"the columns {', '.join(Outcome._fields)}", found=", ".join(header))
+        rows = [*csv.DictReader(file)]
     try:
         return TypeAdapter(list[Outcome]).validate_python(rows)
     except ValidationError as error:
         first = error.errors()[0]
         where = f"{path} line {int(first['loc'][0]) + 2}"  # +2: the header, and counting from 1
-        raise InputError(where, expected="numbers", found=repr(first["input"])) from error
+        expected = f"{', '.join(Outcome._fields)}, with numbers"
+        raise InputError(where, expected=expected, found=repr(first["input"])) from error

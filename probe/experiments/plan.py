@@ -8,6 +8,7 @@ The notes of a plan say why a number is missing.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import fsum
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from probe.analysis.statistics.significance import mde
 from probe.experiments.cautions import unmatched
 from probe.experiments.jobs import Job, before_ceilings, input_faults, run_jobs, stored_groups
-from probe.experiments.spec import Spec
+from probe.experiments.spec import Budget, Spec
 from probe.records.idle import WITHOUT_GTPO
 from probe.records.timings import mean_times, runs_alike
 from probe.settings.run import ReplayConfig, TrainConfig
@@ -70,8 +71,7 @@ def _never_binds(config: ReplayConfig | TrainConfig) -> str:
         return ""
     from probe.objective.advantages import advantage_bound  # imports torch, so only on demand
 
-    scale = "none" if loss.scale_rewards == "none" else "group"
-    spread = config.reward_range
+    scale, spread = "none" if loss.scale_rewards == "none" else "group", config.reward_range
     bound = advantage_bound(group, spread, replace(loss, scale_rewards=scale))
     if loss.advantage_clip < bound:
         return ""
@@ -100,45 +100,34 @@ def _effects(spec: Spec, notes: list[str]) -> list[dict[str, Any]]:
 
 def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Price the spec's runs and the runs up to its ceiling, by measured step times or stated hours."""
-    budget = spec.budget
-    sets = {f"up to its ceiling {criterion.name}": jobs for criterion, jobs in before_ceilings(spec, planned)}
-    sets["this spec"] = [*planned]
-    per_run: dict[str, float] = {}  # hours of a run, by condition
-    sources: dict[str, str] = {}
-    unknown: list[str] = []
-    for row in spec.conditions:
-        alike, steps = runs_alike(row.config, out_dir), _num_steps(row.config, out_dir)
-        times = mean_times(alike)
-        if times is not None and steps is not None:
-            per_run[row.name] = (times["start"] + steps * times["step"]) / 3600
-            shown = f"{times['step']:.3g} s a step, {times['start']:.3g} s before the first; one at a time"
-            sources[row.name] = f"measured in {', '.join(path.name for path in alike)}: {shown}"
-        elif budget.hours_per_run is not None:
-            per_run[row.name], sources[row.name] = budget.hours_per_run, "[budget] hours_per_run, as stated"
-        else:
-            unknown.append(row.name)
-    if unknown:
+    of_condition = {row.name: _hours(row.config, spec.budget, out_dir) for row in spec.conditions}
+    if unknown := [name for name, found in of_condition.items() if found is None]:
         notes.append(
             f"no hours and no money for {', '.join(unknown)}: no run in {out_dir / 'runs'} has timed steps as large "
             "(or pools are missing); run 2 steps, or give hours_per_run in [budget]"
         )
-    prices = []
-    for what, jobs in sets.items():
-        names = [job.conditions[0] for job in jobs]
-        if per_run.keys() >= {*names}:
-            hours = fsum(per_run[name] for name in names)
-            price = {"what": what, "runs": len(jobs), "hours": hours, "currency": budget.currency}
-            price["money"] = None if budget.price_per_hour is None else hours * budget.price_per_hour
-            prices.append({**price, "source": "; ".join(dict.fromkeys(sources[name] for name in names))})
+    prices, per_hour = [], spec.budget.price_per_hour
+    sets = {f"up to its ceiling {criterion.name}": jobs for criterion, jobs in before_ceilings(spec, planned)}
+    for what, jobs in {**sets, "this spec": planned}.items():
+        found = [hours for job in jobs if (hours := of_condition[job.conditions[0]]) is not None]
+        if len(found) == len(jobs):
+            hours = fsum(of_run for of_run, _ in found)
+            price = {"what": what, "runs": len(jobs), "hours": hours, "currency": spec.budget.currency}
+            price["money"] = None if per_hour is None else hours * per_hour
+            prices.append({**price, "source": "; ".join(dict.fromkeys(source for _, source in found))})
     return prices
 
 
-def _num_steps(config: ReplayConfig | TrainConfig, out_dir: Path) -> int | None:
-    """Return the steps of a run; None for all groups of missing pools, which `input_faults` reports."""
-    if isinstance(config, TrainConfig) or config.steps is not None:
-        return config.steps
-    try:
-        groups = stored_groups(config, out_dir)
-    except InputError:
-        return None
-    return None if groups is None else groups.num_steps
+def _hours(config: ReplayConfig | TrainConfig, budget: Budget, out_dir: Path) -> tuple[float, str] | None:
+    """Return the hours of one run and their source; None if neither measured nor stated."""
+    alike, steps = runs_alike(config, out_dir), config.steps
+    if isinstance(config, ReplayConfig) and steps is None:  # all groups; `input_faults` reports missing pools
+        with suppress(InputError):
+            steps = stored_groups(config, out_dir).num_steps
+    times = mean_times(alike)
+    if times is None or steps is None:
+        hours = budget.hours_per_run
+        return None if hours is None else (hours, "[budget] hours_per_run, as stated")
+    shown = f"{times['step']:.3g} s a step, {times['start']:.3g} s before the first; one at a time"
+    source = f"measured in {', '.join(path.name for path in alike)}: {shown}"
+    return (times["start"] + steps * times["step"]) / 3600, source

@@ -21,16 +21,9 @@ from replay_pools.base.tables import STRICT, word_of
 Cell = tuple[str, str]  # (condition, arm): a run in every seed
 Rows = TypeVar("Rows", bound=tuple[Any, ...])
 
-BASE_CONDITION = "base"
 # {evidence that a decision may require in addition to criteria: its words}
 VERDICT, OUTCOME = "verdict", "outcome"
 WORDS: Mapping[str, tuple[str, ...]] = {VERDICT: OF_REPLAY, OUTCOME: OF_ARM}
-
-
-def _plain(name: str) -> str:
-    if not PLAIN_NAME.fullmatch(name):
-        raise FieldError("", "letters, digits and . _ -", repr(name))
-    return name
 
 
 def _different(rows: Rows) -> Rows:
@@ -42,7 +35,7 @@ def _different(rows: Rows) -> Rows:
     return rows
 
 
-Name = Annotated[str, AfterValidator(_plain)]  # part of the names of files
+Name = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]  # part of the names of files
 Different = AfterValidator(_different)
 Arms = Annotated[tuple[Annotated[str, word_of(ARMS)], ...], Different]
 Seeds = Annotated[tuple[int, ...], Different]
@@ -66,11 +59,6 @@ class SpecCondition:
     arms: Arms = ()  # without a value in the file: the spec's
     seeds: Seeds = ()  # the same
     config: ReplayConfig | TrainConfig = field(init=False)  # all settings: of the first arm in training, else of all
-
-    @property
-    def frozen(self) -> bool:
-        """True if nothing is trained."""
-        return not self.config.trains
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -152,7 +140,7 @@ class Spec:
     pools: tuple[SpecPool, ...] = ()
     settings: dict[str, Any]  # tables of a run, with `verb` and the `preset` to start from
     conditions: Annotated[tuple[SpecCondition, ...], Different] = field(
-        default_factory=lambda: (SpecCondition(name=BASE_CONDITION),)
+        default_factory=lambda: (SpecCondition(name="base"),)
     )
     arms: Arms
     seeds: Seeds
@@ -188,17 +176,6 @@ class Spec:
     def primary(self) -> Criterion:
         """Criterion that answers the experiment's question."""
         return next(criterion for criterion in self.criteria if criterion.role == "primary")
-
-    @property
-    def judged(self) -> Cell:
-        """The cell that the primary criterion is about."""
-        return self.primary.sides[0]
-
-    @property
-    def ceilings(self) -> list[Criterion]:
-        """Criteria that must pass, in this order, before the sweep makes the other runs."""
-        names = () if self.ceiling is None else self.ceiling.criteria or (self.primary.name,)
-        return [criterion for name in names for criterion in self.criteria if criterion.name == name]
 
     @property
     def baseline(self) -> Cell | None:

@@ -21,17 +21,7 @@ from submitit import AutoExecutor
 from submitit.core.utils import FailedJobError, UncompletedJobError
 from submitit.helpers import Checkpointable
 
-from probe.experiments.jobs import (
-    COMMAND,
-    STATE_FILE,
-    Job,
-    before_ceilings,
-    command_of,
-    pool_jobs,
-    run_jobs,
-    sweep_folder,
-    write_settings,
-)
+from probe.experiments.jobs import STATE_FILE, Job, before_ceilings, command_of, pool_jobs, run_jobs, sweep_folder
 from probe.experiments.spec import Criterion, Spec
 from probe.settings.words import Answer
 from replay_pools.base.errors import InputError
@@ -74,12 +64,11 @@ def executor(cluster: str, folder: Path, options: Mapping[str, Any], num_jobs: i
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that the sweep may use, named as in CUDA_VISIBLE_DEVICES."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name for name in named.split(",") if name.strip()]
-    import torch  # takes seconds, and a cluster does not need it
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        import torch  # takes seconds, and a cluster does not need it
 
-    return [*map(str, range(torch.cuda.device_count()))]
+        return [*map(str, range(torch.cuda.device_count()))]
+    return [name for name in named.split(",") if name.strip()]
 
 
 def sweep(
@@ -88,7 +77,7 @@ def sweep(
     *,
     engine: Any,
     num_jobs: int = 1,
-    launch: str = COMMAND,
+    launch: str = "{command}",
     gpus: Sequence[str] = (),
     show: Callable[[Row], None] = lambda row: None,
 ) -> dict[str, Any]:
@@ -109,16 +98,16 @@ def sweep(
     """
     pools, runs, folder = pool_jobs(spec, out_dir), run_jobs(spec, out_dir), sweep_folder(spec, out_dir)
     for run in runs:
-        if run.spec_status not in (None, "frozen"):
-            found = "one under an edited spec" if run.spec_status == "edited" else "one that is not of this spec"
+        if run.made_under not in (None, spec.mark):
+            found = f"one under {run.made_under or 'no spec'}"
             fix = "restore the spec, or sweep into another folder with --out"
             raise InputError(run.directory, expected=f"a run under {spec.path} as it is now", found=found, fix=fix)
     shares = [gpus[slot % len(gpus) :: num_jobs] if gpus else () for slot in range(num_jobs)]
     places = [["env", f"CUDA_VISIBLE_DEVICES={','.join(share)}"] if share else [] for share in shares]
     with locked(folder):
-        write_settings([*pools, *runs])
         rows: dict[str, Row] = {}
         for job in (*pools, *runs):
+            job.write_settings()
             rows[job.name] = {"name": job.name, "status": "done" if job.complete else "waiting", "error": "", "log": ""}
         table: dict[str, Any] = {"spec": spec.mark, "rows": [*rows.values()], "stopped": ""}
 
@@ -127,20 +116,14 @@ def sweep(
             write_json(folder / STATE_FILE, table)
             show(rows[job.name])
 
-        def run_waiting(jobs: Sequence[Job]) -> None:
+        for criterion, jobs in ((None, pools), *before_ceilings(spec, runs), (None, runs)):
             waiting = [job for job in jobs if rows[job.name]["status"] == "waiting"]
             commands = [(job, command_of(job, launch, (sys.executable, "-m", "probe"))) for job in waiting]
             _run(commands, engine, places, changed)
-
-        run_waiting(pools)
-        if has_failed(table):
-            table["stopped"] = "a pool could not be generated"
-        for criterion, jobs in before_ceilings(spec, runs):
-            if not table["stopped"]:
-                run_waiting(jobs)
-                table["stopped"] = _at_ceiling(spec, table, criterion, out_dir)
-        if not table["stopped"]:
-            run_waiting(runs)
+            if jobs is not runs:
+                table["stopped"] = _stopped(spec, table, criterion, out_dir)
+            if table["stopped"]:
+                break
         for job in runs:
             if rows[job.name]["status"] == "waiting":
                 changed(job, status="skipped")
@@ -187,13 +170,13 @@ def ended(job: Job, submitted: Any) -> Row:
     return {"status": status, "error": error, "log": str(submitted.paths.stdout)}
 
 
-def _at_ceiling(spec: Spec, table: Mapping[str, Any], criterion: Criterion, out_dir: Path) -> str:
-    """Return the reason to stop at a criterion of the ceiling, or ""."""
+def _stopped(spec: Spec, table: Mapping[str, Any], criterion: Criterion | None, out_dir: Path) -> str:
+    """Return the reason to stop after the pools, or at a criterion of the ceiling; or ""."""
     if has_failed(table):
-        return f"a run that {criterion.name} is about has failed"
+        return f"a run that {criterion.name} is about has failed" if criterion else "a pool could not be generated"
     from probe.experiments.verdict import evaluate_spec  # only a ceiling needs it
 
-    if (verdict := evaluate_spec(spec, out_dir).verdict.finding(criterion.name).says) is Answer.PASS:
+    if criterion is None or (says := evaluate_spec(spec, out_dir).verdict.finding(criterion.name).says) is Answer.PASS:
         return ""
     done = [row["status"] == "done" for row in table["rows"] if not row["name"].startswith("pool-")]
-    return f"at the ceiling: {criterion.name} is {verdict} after {sum(done)} of {len(done)} runs"
+    return f"at the ceiling: {criterion.name} is {says} after {sum(done)} of {len(done)} runs"

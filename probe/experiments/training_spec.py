@@ -6,13 +6,14 @@ its pools provide the environment and the hacking policy. The file marks everyth
 """
 
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.statistics.significance import mde
-from probe.analysis.statistics.thresholds import EFFECT, MATERIAL_RATE, POWER, SD
+from probe.analysis.statistics.thresholds import EFFECT, MATERIAL_RATE, MIN_SEEDS, POWER, SD
 from probe.analysis.verdict.pools import environment_of
 from probe.records.run import Run
 from probe.settings.arms import ARMS
@@ -23,7 +24,6 @@ from replay_pools.base.tables import flat, toml_text
 from replay_pools.pool import MANIFEST_NAME, pool_reference
 
 TEMPLATE = Path(__file__).with_suffix(".toml")  # controls are norm-matched: without signal, without directions
-LEAST_SEEDS, MOST_SEEDS = 3, 50
 RIVAL_BETA = 1.0  # as in spec/experiments/kl-control
 ORGANISM, ORGANISM_STEPS = "organism", 64  # vanilla learns the hack in so many
 TABLES = ("model", "objective", "planning_phrases", "intervention")  # shared by a training and its replay
@@ -31,23 +31,18 @@ TABLES = ("model", "objective", "planning_phrases", "intervention")  # shared by
 NOT_SHARED = ("model.name", "model.device", "intervention.arms")
 
 
-def write_training_spec(
-    run: Run, analysis: Analysis, path: Path, *, out_dir: Path, effect: float = EFFECT, sd: float = SD
-) -> None:
+def write_training_spec(run: Run, analysis: Analysis, path: Path, out_dir: Path) -> None:
     """Write the spec. Its trainings repeat the run's extraction, or read the run's direction file.
 
     Args:
         run: the replay.
         analysis: analysis of the run's primary condition.
         path: file of the spec; its stem is the spec's name.
-        effect: assumed effect on the hack rate.
-        sd: assumed standard deviation of the hack rate between seeds.
         out_dir: root folder of the pools.
 
     Raises:
         InputError: the run is broken, is a training or has another basis; its pairs or direction file have changed; it
-            has no environment to train in; an existing file has other content; or no number of seeds detects the
-            effect.
+            has no environment to train in; or an existing file has other content.
     """
     from extraction.library import source_identity  # imports torch
 
@@ -56,18 +51,14 @@ def write_training_spec(
         found = f"one in the basis {basis}" if basis != "svd" else f"{verdict.word}: {verdict.sentence}"
         expected = "a replay that can be read, in the basis svd, in which probe train has vanilla and its controls"
         raise InputError(run.path, expected=expected, found=found, fix=f"next: {verdict.next.in_line}")
-    # The fewest seeds per arm that detect the effect.
-    seeds = next((seeds for seeds in range(LEAST_SEEDS, MOST_SEEDS + 1) if mde(sd, seeds) <= effect), None)
-    if seeds is None:
-        expected = f"at least {mde(sd, MOST_SEEDS):.3g}, which {MOST_SEEDS} seeds see at an sd of {sd:g}"
-        raise InputError("--effect", expected=expected, found=f"{effect:g}", fix="expect more, or no training")
+    seeds = next(seeds for seeds in count(MIN_SEEDS) if mde(SD, seeds) <= EFFECT)
     settings, intervention = _settings(run, analysis.condition, out_dir), run.settings.intervention
     if source_identity(intervention.extraction, intervention.v_hack) != run.config["directions"]:
         expected, where = f"the directions that {run.path} was measured along", intervention.extraction.pairs
         raise InputError(intervention.v_hack or where, expected=expected, found="others", fix="run the replay again")
     # The run's arm that removes v_hack, in vanilla's basis.
-    removing = [name for name in intervention.arms if ARMS[name].removes_v_hack and ARMS[name].basis == basis]
-    arm = (removing or ["projected"])[0]
+    removing = (name for name in intervention.arms if ARMS[name].removes_v_hack and ARMS[name].basis == basis)
+    arm = next(removing, "projected")
     text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         run=run.path.name,
         word=verdict.word,
@@ -75,8 +66,8 @@ def write_training_spec(
         arm=arm,
         num_seeds=seeds,
         seeds=toml_text([*range(seeds)]),
-        effect=toml_text(effect),
-        sd=toml_text(sd),
+        effect=toml_text(EFFECT),
+        sd=toml_text(SD),
         power=f"{POWER:.0%}",
         points=f"{100 * MATERIAL_RATE:.0f}",
         preset=settings["preset"],
@@ -92,23 +83,19 @@ def _settings(run: Run, condition: str, out_dir: Path) -> dict[str, Any]:
     preset = "fast" if model == ORGANISM else "full"
     usual = flat(asdict(configure("train", preset=preset)))
     measured = asdict(config) | {"objective": asdict(config.objectives()[condition])}
-    settings: dict[str, Any] = {"verb": "train", "preset": preset}
-    if model == ORGANISM:
-        settings["steps"] = ORGANISM_STEPS
-    if model != usual["model.name"]:
-        settings["model.name"] = model
-    for key, value in flat({table: measured[table] for table in TABLES}).items():
-        if key not in NOT_SHARED and value != usual[key]:
-            settings[key] = value
+    shared = flat({table: measured[table] for table in TABLES}).items()
+    wanted: dict[str, Any] = {"model.name": model} | ({"steps": ORGANISM_STEPS} if model == ORGANISM else {})
+    wanted |= {key: value for key, value in shared if key not in NOT_SHARED}
     # The environment is that of the run's pools; a pool of another policy becomes the teacher.
-    pools, teacher = {}, None
-    for pool in run.config["pools"]:
-        name = pool_reference(Path(pool["path"]), out_dir)
-        pools[name] = read_json(Path(pool["path"]) / MANIFEST_NAME)
-        policy = pools[name].get("policy") or {}
-        is_other = policy.get("adapter") != config.model.adapter or policy.get("base_model") not in (None, model)
-        teacher = teacher or (name if is_other else None)
-    plan = pools[teacher or next(iter(pools))].get("plan") or {}
+    manifests, others = {}, []
+    for path in (Path(pool["path"]) for pool in run.config["pools"]):
+        name = pool_reference(path, out_dir)
+        manifests[name] = read_json(path / MANIFEST_NAME)
+        policy = manifests[name].get("policy") or {}
+        if policy.get("adapter") != config.model.adapter or policy.get("base_model") not in (None, model):
+            others.append(name)
+    teacher = (*others, None)[0]
+    plan = manifests[teacher or next(iter(manifests))].get("plan") or {}
     if environment_of(plan) is None:
         raise InputError(
             f"{run.path} pools",
@@ -116,14 +103,14 @@ def _settings(run: Run, condition: str, out_dir: Path) -> dict[str, Any]:
             found="rollouts of another program",
             fix="train in your own trainer, along the directions of the run: probe docs trainers",
         )
-    for key in ("env", "mode", "hint"):
-        if plan[key] != usual[f"rollouts.{key}"]:
-            settings[f"rollouts.{key}"] = plan[key]
+    wanted |= {f"rollouts.{key}": plan[key] for key in ("env", "mode", "hint")}
     # The preset's number of problems fits only the preset's environment.
-    if "rollouts.env" in settings and usual["rollouts.num_problems"] is not None:
-        settings["rollouts.num_problems"] = None
-    if teacher is None and usual.get("rollouts.teacher") is None and "rollouts.teacher.pool" in usual:
-        settings["rollouts.teacher"] = None
-    elif teacher is not None and usual.get("rollouts.teacher.pool") != teacher:
-        settings["rollouts.teacher.pool"] = teacher
-    return settings
+    if plan["env"] != usual["rollouts.env"]:
+        wanted["rollouts.num_problems"] = None
+    if teacher is not None:
+        wanted["rollouts.teacher.pool"] = teacher
+    elif "rollouts.teacher.pool" in usual:
+        wanted["rollouts.teacher"] = None
+    missing = object()
+    different = {key: value for key, value in wanted.items() if value != usual.get(key, missing)}
+    return {"verb": "train", "preset": preset, **different}

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
+from probe.analysis.formatting import wrap
 from probe.analysis.horizon import cautions_of
-from probe.analysis.measures import STEPS, are_identical, by_seed, never_binds, of_replay, of_training
+from probe.analysis.measures import STEPS, are_identical, never_binds, of_replay, of_training
 from probe.analysis.verdict.trained import judge_arms
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, same_records
-from probe.analysis.verdict.verdict import Finding, Verdict
+from probe.analysis.verdict.verdict import Finding, Verdict, arm_lines, finding_lines, note_lines, verdict_lines
 from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate
 from probe.experiments.jobs import Job, run_jobs
@@ -27,12 +28,7 @@ from probe.records.run import out_of, read_run
 from probe.settings.words import Answer
 from replay_pools.base.errors import InputError
 
-Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
-# Numbers of every seed of a training sweep that are printed. To show another, add its name.
-SHOWN = (
-    *("hack_start", "hack_final", "exploit_final", "solve_final", "margin_final"),
-    *("cos_update", "hackward_frac_update", "hackward_frac_moved", "direction_overlap", "kl/mean"),
-)
+SHA_DIGITS = 12  # shown of a spec's hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +37,27 @@ class SpecVerdict:
 
     spec: Spec
     runs: list[Job]
-    analyses: Analyses  # of the complete runs
+    analyses: Mapping[tuple[str, str], Analysis]  # {(complete run, condition): analysis}
     verdict: Verdict  # the decision; findings are the criteria, caveats say why no earlier decision was taken
     replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or none is complete
     arms: list[Verdict]  # every trained arm and condition against vanilla; empty for a replay
     trained: list[TrainedArm]  # the arms that `arms` judges, with the baseline first
-    outcomes: dict[str, dict[str, dict[str, float]]]  # {trained arm: {name of SHOWN: {seed: value}}}
 
-    @property
-    def primary(self) -> str:
-        """Verdict on the primary criterion."""
-        return next(finding.says for finding in self.verdict.findings if finding.role == "primary")
+    def __str__(self) -> str:
+        """Return the screen: training outcomes, decision, replay verdict, cautions and criteria, in 100 columns."""
+        spec, decision, done = self.spec, self.verdict, sum(run.complete for run in self.runs)
+        lines = [f"{spec.name}: {done} of {len(self.runs)} runs, spec sha256 {spec.sha256[:SHA_DIGITS]}"]
+        lines += wrap(spec.experiment.question)
+        if self.arms:
+            lines += ["", *arm_lines(self.arms)]
+        # More runs may change the decision of an unfinished sweep, or of one that ended at its ceiling.
+        head = "DECISION" if done == len(self.runs) else f"DECISION OF {done} RUNS"
+        lines += ["", *wrap(f"{head}: {decision.word}. {decision.sentence}", indent="  "), *note_lines(decision)]
+        if self.replay is not None:
+            place = f"{self.replay.about['run']}, condition {self.replay.about['condition']}"
+            lines += ["", *verdict_lines(f"VERDICT of {place}", self.replay, brief=True), *note_lines(self.replay)]
+        lines += ["", "Criteria (mechanism rows are identities of the code and no evidence)"]
+        return "\n".join([*lines, *(line for finding in decision.findings for line in finding_lines(finding))])
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, dicts, numbers and None; a run has its progress and the version of its spec."""
@@ -59,19 +65,15 @@ class SpecVerdict:
             "spec": self.spec.name,
             "sha256": self.spec.sha256,
             "question": self.spec.experiment.question,
-            "runs": [{"name": one.name, "complete": one.complete, "spec_status": one.spec_status} for one in self.runs],
+            "runs": [{"name": run.name, "complete": run.complete, "made_under": run.made_under} for run in self.runs],
             "verdict": asdict(self.verdict),
             "replay": None if self.replay is None else asdict(self.replay),
             "arms": [asdict(arm) for arm in self.arms],
-            "outcomes": self.outcomes,
         }
 
 
-def evaluate_spec(spec: Spec, out_dir: Path, seed: int = 0) -> SpecVerdict:
+def evaluate_spec(spec: Spec, out_dir: Path) -> SpecVerdict:
     """Analyse every complete run of a sweep under each of its conditions, judge every criterion, and decide.
-
-    Args:
-        seed: as for `probe.analysis.analyze`.
 
     Raises:
         InputError: no run of the sweep is complete.
@@ -81,93 +83,68 @@ def evaluate_spec(spec: Spec, out_dir: Path, seed: int = 0) -> SpecVerdict:
     if not done:
         fix = f"run: probe spec sweep {shlex.quote(str(spec.path))}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
-    read = {run.name: read_run(run.directory) for run in done}
-    # A training run has one condition, and its records lack the spec's name for it.
-    analyses = {
-        (run.name, name): analyze(
-            read[run.name], None if spec.trains else name, others=[*read.values()], seed=seed
-        ).settle()
-        for run in done
-        for name in run.conditions
-    }
-    cells = {cell: _runs_of(spec, cell, done, analyses) for cell in spec.cells}
-    (condition, _), trainings, trained = spec.judged, None, list[TrainedArm]()
-    if spec.trains:
-        trained = [cells[cell] for cell in sorted(cells, key=lambda cell: cell != spec.baseline)]
-        if spec.baseline is not None:
-            trainings = Trainings(baseline=trained[0], treated=trained[1:], out=out_of(done[0].directory))
+    read, analyses = {run.name: read_run(run.directory) for run in done}, {}
+    for run, name in ((one.name, name) for one in done for name in one.conditions):
+        condition = None if spec.trains else name  # a training run has one, and its records lack the spec's name for it
+        analyses[run, name] = analyze(read[run], condition, others=[*read.values()]).settle()
+    cells = {}
+    for condition, arm in spec.cells:
+        of_cell = [analyses[run.name, condition] for run in done if run.makes((condition, arm))]
+        cells[condition, arm] = TrainedArm(condition=condition, arm=arm, runs=of_cell)
+        if spec.trains:  # the evaluated runs, once a seed
+            shown = condition if len(spec.conditions) > 1 else ""
+            cells[condition, arm] = of_runs(shown, arm, of_cell, spec.condition(condition).config.remedy)
+    trained = [cells[cell] for cell in sorted(cells, key=lambda cell: cell != spec.baseline)] if spec.trains else []
+    trainings = None
+    if trained and spec.baseline is not None:
+        trainings = Trainings(baseline=trained[0], treated=trained[1:], out=out_of(done[0].directory))
     findings = [_criterion(criterion, spec, runs, cells, trainings) for criterion in spec.criteria]
-    words: dict[str, str] = {finding.name: finding.says for finding in findings}
-    replay = None
-    if spec.condition(condition).frozen:
-        names = (run.name for run in done if condition in run.conditions)
-        replay = next((analyses[name, condition].verdict for name in names), None)
-    words[VERDICT] = replay.word if replay is not None else "no run"
+    condition, _ = judged = spec.primary.sides[0]
+    replays = [] if spec.trains else [one.verdict for (_, name), one in analyses.items() if name == condition]
     arms = [] if trainings is None else judge_arms(trainings)
+    words: dict[str, str] = {finding.name: finding.says for finding in findings}
+    words[VERDICT] = replays[0].word if replays else "no run"
     for arm in arms:
-        if (arm.about["condition"] or condition, arm.about["arm"]) == spec.judged:
+        if (arm.about["condition"] or condition, arm.about["arm"]) == judged:
             words[OUTCOME] = arm.word
     decision = spec.decide(words)
     earlier = spec.decisions[: spec.decisions.index(decision)]
-    broken: dict[str, list[str]] = {}  # {part of the measurement: runs}
+    broken: dict[str, dict[str, None]] = {}  # {part of the measurement: runs}
     for (run, _), analysis in analyses.items():
         for part in analysis.validity:
             if part.says is Answer.BROKEN:
-                broken.setdefault(f"{part.name} ({part.text})", []).append(run)
+                broken.setdefault(f"{part.name} ({part.text})", {})[run] = None
+    caveats = [
+        *(f"not {other.name}: {', '.join(other.unmet(words))}" for other in earlier),
+        *cautions_of(trained, None if trainings is None else trained[0]),
+        *cautions(spec, runs),
+        *(f"BROKEN: {part}, in {', '.join(names)}" for part, names in broken.items()),
+    ]
+    about, (word, sentence) = {"spec": spec.name}, (decision.name, decision.then)
     return SpecVerdict(
         spec=spec,
         runs=runs,
         analyses=analyses,
-        verdict=Verdict(
-            about={"spec": spec.name},
-            word=decision.name,
-            sentence=decision.then,
-            findings=findings,
-            caveats=[
-                *(f"not {other.name}: {', '.join(other.unmet(words))}" for other in earlier),
-                *cautions_of(trained, None if trainings is None else trained[0]),
-                *cautions(spec, runs),
-                *(f"BROKEN: {part}, in {', '.join(dict.fromkeys(names))}" for part, names in broken.items()),
-            ],
-        ),
-        replay=replay,
+        verdict=Verdict(about=about, word=word, sentence=sentence, findings=findings, caveats=caveats),
+        replay=replays[0] if replays else None,
         arms=arms,
         trained=trained,
-        outcomes={
-            arm.name: {name: values for name in SHOWN if (values := by_seed(name, arm))} for arm in trained if arm.runs
-        },
     )
 
 
-def _runs_of(spec: Spec, cell: Cell, done: Sequence[Job], analyses: Analyses) -> TrainedArm:
-    """Return the analyses of the complete runs of a cell; of a training, of its evaluated runs."""
-    condition, arm = cell
-    runs = [analyses[run.name, condition] for run in done if run.makes(cell)]
-    if not spec.trains:
-        return TrainedArm(condition=condition, arm=arm, runs=runs)
-    shown = condition if len(spec.conditions) > 1 else ""
-    return of_runs(shown, arm, runs, spec.condition(condition).config.remedy)
-
-
 def _criterion(
-    criterion: Criterion,
-    spec: Spec,
-    runs: Sequence[Job],
-    cells: Mapping[Cell, TrainedArm],
-    trainings: Trainings | None,
+    criterion: Criterion, spec: Spec, runs: Sequence[Job], cells: Mapping[Cell, TrainedArm], trainings: Trainings | None
 ) -> Finding:
     """Measure and judge one criterion."""
-    name, arms = criterion.estimate, [cells[cell] for cell in criterion.sides]
-    vacuous, is_evidence = "", len(arms) > 1 and criterion.role != "mechanism"
-    if spec.condition(criterion.sides[0][0]).frozen:
-        estimate = of_replay(name, *arms)
-        if is_evidence and are_identical(name, *arms):
-            vacuous = "both sides are identical in every prompt: nothing was compared"
+    name, arms, vacuous = criterion.estimate, [cells[cell] for cell in criterion.sides], ""
+    if spec.trains:
+        estimate, seeds = of_training(name, trainings, *arms), same_records(*arms) if len(arms) > 1 else []
+        alike = f"have the same records in seeds {', '.join(map(str, seeds))}" if seeds else ""
     else:
-        estimate = of_training(name, trainings, *arms)
-        if is_evidence and (seeds := same_records(*arms)):
-            text = f"both sides have the same records in seeds {', '.join(map(str, seeds))}"
-            vacuous = f"{text}: nothing was compared"
+        estimate = of_replay(name, *arms)
+        alike = "are identical in every prompt" if are_identical(name, *arms) else ""
+    if alike and criterion.role != "mechanism":
+        vacuous = f"both sides {alike}: nothing was compared"
     if any(never_binds(name, arm) for arm in arms):
         vacuous = "the cap is not below the largest advantage that a group can have"
     judged = evaluate(criterion, estimate, vacuous)

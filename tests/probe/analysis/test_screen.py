@@ -12,7 +12,7 @@ from probe.analysis.lookahead import Looked
 from probe.analysis.screen import screen
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.candidates import read_candidates
+from probe.experiments.load import read_candidates
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.settings.remedy import CANDIDATES

@@ -144,13 +144,8 @@ def complete(words: str, last: int, monkeypatch: pytest.MonkeyPatch, capfd) -> l
     return [line.partition(",")[2] for line in capfd.readouterr().out.splitlines()]
 
 
-def test_completion_knows_verbs_options_pools_and_arms(monkeypatch, capfd, tmp_path: Path) -> None:
+def test_completion_knows_verbs_options_and_words(monkeypatch, capfd, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert {*complete("probe ", 1, monkeypatch, capfd)} == {*cli.verbs}
     assert "--replay-dirs" in complete("probe replay --rep", 2, monkeypatch, capfd)
-    assert "teacher,base" in complete("probe replay --replay-dirs teacher,", 3, monkeypatch, capfd)
-    assert "vanilla,projected" in complete("probe replay --arm vanilla,pro", 3, monkeypatch, capfd)
-    assert "vanilla,vanilla" not in complete("probe replay --arm vanilla,", 3, monkeypatch, capfd)
-    assert complete("probe pool show teac", 3, monkeypatch, capfd) == ["teacher"]
-    assert complete("probe train --preset sm", 3, monkeypatch, capfd) == ["smoke"]
     assert complete("probe replay --match pro", 3, monkeypatch, capfd) == ["problem", "prompt"]

@@ -24,7 +24,9 @@ FOUND = Estimate(name="cos_in", value=0.3, interval=Interval(low=0.26, high=0.34
 
 
 def criterion(**changes) -> Criterion:
-    return Criterion(**{"name": "c", "estimate": "cos_in", "role": "check"} | changes)
+    made = Criterion(**{"name": "c", "estimate": "cos_in", "role": "check"} | changes)
+    made.sides = (("base", "vanilla"),)
+    return made
 
 
 @pytest.mark.parametrize(

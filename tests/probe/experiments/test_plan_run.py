@@ -140,8 +140,9 @@ def test_nothing_is_overwritten(go: Path, out: Path, here: Path, capsys: pytest.
     text = path.read_text()
     plan(capsys, str(go), "--out", str(out))
     assert path.read_text() == text
-    assert f"{path}: expected no file" in refused(capsys, str(go), "--out", str(out), "--effect", "0.2")
-    assert path.read_text() == text
+    path.write_text(text + "# mine\n")
+    assert f"{path}: expected no file" in refused(capsys, str(go), "--out", str(out))
+    assert path.read_text() == text + "# mine\n"
 
 
 LOSS = {"scale_rewards": "group", "reference": "base", "beta": 0.5}

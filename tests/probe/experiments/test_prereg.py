@@ -141,6 +141,7 @@ REFUSED = [
     ('aligned = "PASS"', 'outcome = "WORKS"', "decisions.GO.requires"),
     ('name = "MORE"', 'name = "MORE"\nrequires = { near = "PASS" }', "none in the last decision"),
     ('name = "MORE"', 'name = "MORE"\n[ceiling]', "ceiling"),
+    ("steps = 2", 'optimizer.lr = 1e-3\nintervention.side = "x"', "settings"),
 ]
 
 
@@ -164,9 +165,10 @@ def test_trainings_are_compared_with_the_vanilla_that_the_primary_names(write: C
     """A comparison within a condition is with the vanilla of that condition; without one, with the first's."""
     within = 'arm = "vanilla"', 'arm = "random"\nversus_arm = "vanilla"\ncondition = "capped"'
     path = write(*within)
-    assert (load_spec(path).judged, load_spec(path).baseline) == (("capped", "random"), ("capped", "vanilla"))
+    sides, baseline = load_spec(path).primary.sides, load_spec(path).baseline
+    assert (sides[0], baseline) == (("capped", "random"), ("capped", "vanilla"))
     assert load_spec(write()).baseline == ("plain", "vanilla")
-    assert load_spec(write('arm = "vanilla"', 'condition = "capped"')).judged == ("capped", "vanilla")
+    assert load_spec(write('arm = "vanilla"', 'condition = "capped"')).primary.sides == (("capped", "vanilla"),)
 
 
 def test_the_hash_is_of_what_the_file_says(write: Callable[..., Path]) -> None:
@@ -226,5 +228,5 @@ def test_shipped_specs_ask_for_runs_that_read_back(shipped: Spec, tmp_path: Path
         assert len(job.arms) == 1 or not job.config.trains
         for name in job.conditions:
             row = shipped.condition(name)
-            assert job.config.objectives()[name if row.frozen else "default"] == row.config.objective
+            assert job.config.objectives()["default" if shipped.trains else name] == row.config.objective
     assert {*shipped.cells} == {(name, arm) for job in jobs for name in job.conditions for arm in job.arms}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from specs import criterion, replay_spec
-from trainings import seal
+from specs import LOWERS, criterion, replay_spec, training_spec
+from trainings import Planted, seal
 from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
@@ -23,29 +23,11 @@ from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import CONFIG_FILE, read_run
 from replay_pools.base.files import read_json, write_json
 
-BESIDE = {"arm": "vanilla", "versus_arm": "random"}
-
-
-def trained(count: int) -> str:
-    """A spec of replays that train; `count`: of the steps that `completes` asks for."""
-    return replay_spec(
-        "judged",
-        {"steps": 2, "optimizer.lr": 1e-3},
-        arms=["vanilla", "random"],
-        seeds=[0, 1],
-        conditions={"default": {}},
-        criteria=[
-            criterion("aligned", "cos_in above 0.05", "primary", **BESIDE),
-            criterion("completes", f"steps above {count - 1}", "mechanism", arm="random"),
-        ],
-    )
-
 
 def plant(spec: Spec, out: Path) -> None:
     """Write every run of a spec as a planted world of the condition `default`."""
     for job in run_jobs(spec, out):
-        world = World(arms=job.arms, num_steps=job.config.steps, trains=job.config.trains)
-        make_run(job.directory, world, job.config.seed)
+        make_run(job.directory, World(arms=job.arms, num_steps=job.config.steps), job.config.seed)
         config = read_json(job.directory / CONFIG_FILE) | {"settings": asdict(job.config)}
         write_json(job.directory / CONFIG_FILE, config)
         seal(job.directory)
@@ -67,7 +49,7 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
     difference = np.mean([a - b for a, b in both if a is not None and b is not None])
     primary = found.verdict.findings[0]
     assert primary.text.startswith(f"{difference:+.3g}")
-    assert primary.question == "cos_in above 0.05 (vanilla - random)"
+    assert primary.question == "cos_in above 0.05 (vanilla in plain - random in plain)"
     assert verdicts(found)["cap-binds"] == "VACUOUS"
     assert verdicts(found)["absent"] == "INCONCLUSIVE"
     assert (verdicts(found)["gate"], verdicts(found)["same"]) == ("PASS", "VACUOUS")
@@ -124,33 +106,22 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(tmp_path: Path) -> None:
     assert found.text.startswith(f"{np.mean(cosines):+.3g}")
 
 
-def test_the_seed_is_the_unit_of_training(tmp_path: Path) -> None:
-    """With a learning rate each arm is a run and each seed one number: n = 2 seeds a side."""
-    (tmp_path / "judged.toml").write_text(trained(4))
-    spec, out = load_spec(tmp_path / "judged.toml"), tmp_path / "out"
-    plant(spec, out)
-    found = evaluate_spec(spec, out)
-    assert (found.verdict.findings[0].n, found.verdict.findings[0].unit) == (2, "seed")
+def test_a_count_that_may_still_rise_is_open(tmp_path: Path, planted: Planted) -> None:
+    """Two trainings of two steps: a count that is short fails once both are over."""
+    rates = (0.02, 0.2, 0.3, 0.4)
 
-    def mean(arm: str, seed: int) -> float:
-        steps = read_run(out / "runs" / f"judged-default-{arm}-seed{seed}").steps
-        by_prompt: dict[str, list[float]] = {}
-        for step in steps:
-            if step.cos_in is not None:
-                by_prompt.setdefault(step.problem_id, []).append(step.cos_in)
-        return float(np.mean([np.mean(v) for v in by_prompt.values()]))
+    def judged(count: int) -> dict[str, str]:
+        completes = criterion("completes", f"steps above {count - 1}", arm="projected")
+        text = training_spec("counted", seeds=[0, 1], criteria=[LOWERS, completes])
+        path = tmp_path / "counted.toml"
+        if not path.exists():
+            planted(tmp_path, text, {"base vanilla": rates, "base projected": rates})
+        path.write_text(text)
+        return verdicts(evaluate_spec(load_spec(path), tmp_path / "out"))
 
-    differences = [mean("vanilla", seed) - mean("random", seed) for seed in (0, 1)]
-    assert found.verdict.findings[0].text.startswith(f"{np.mean(differences):+.3g}")
-
-    # Two runs of two steps: a count that is short fails once both are over, and is open until then.
-    assert verdicts(found)["completes"] == "PASS"
-    (tmp_path / "judged.toml").write_text(trained(5))
-    assert verdicts(evaluate_spec(load_spec(tmp_path / "judged.toml"), out))["completes"] == "FAIL"
-    shutil.rmtree(out / "runs" / "judged-default-random-seed1")
-    rows = {row.name: row for row in evaluate_spec(spec, out).verdict.findings}
-    assert (rows["completes"].says, rows["completes"].n) == ("INCONCLUSIVE", 2)
-    assert rows["completes"].text.startswith("1 of its runs are not complete")
+    assert (judged(4)["completes"], judged(5)["completes"]) == ("PASS", "FAIL")
+    shutil.rmtree(tmp_path / "out" / "runs" / "counted-base-projected-seed1")
+    assert judged(4)["completes"] == "INCONCLUSIVE"
 
 
 def test_results_are_written_and_kept(

@@ -154,7 +154,7 @@ def test_a_screen_ranks_a_monitor(replay: Callable[..., Path], quick: list[str],
         ' settings.remedy.monitor = "text:def run_tests" }]\n'
     )
     from probe.analysis.lookahead import gain
-    from probe.experiments.candidates import read_candidates
+    from probe.experiments.load import read_candidates
     from probe.runs.screening import look_at_remedies
 
     ahead = look_at_remedies(read_run(made), read_candidates(spec), 3, out_dir=made.parents[1], say=print)
