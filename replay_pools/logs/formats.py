@@ -11,9 +11,8 @@ from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
-from replay_pools.logs.files import STEP, Fields, Row, Rows, SkipRow
+from replay_pools.logs.files import Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
-from replay_pools.pool import LabelNote
 
 GENERAL = "columns"  # the format of any other log
 BLOCK = "row of the log"  # the column that says which rollouts one row held
@@ -28,7 +27,6 @@ class Format:
     has: str  # columns of its first row, with spaces between
     recognises: Callable[[Row], bool] = lambda row: True  # what else its first row is
     mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
-    notes: tuple[str, ...] = ()
     unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
     leave_out: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
     settle: Callable[[Scan], Settled] = lambda scan: ({}, [])  # what only the columns of the whole log say
@@ -92,7 +90,7 @@ def known_columns(kind: Format, scan: Scan) -> Settled:
     for target, text in mapping.items():
         if target != "reward" and not {part.partition(".")[0] for part in text.split("+")} <= known:
             mapping[target] = NO_COLUMN
-    return mapping, [*kind.notes, *notes]
+    return mapping, notes
 
 
 # TRL: one Parquet file a log call. It names no groups, and its rewards by their functions.
@@ -216,8 +214,7 @@ FORMATS = (
         has=" ".join(TRL_COLUMNS),
         # By the name of its file, or without a column that only logs of others have.
         recognises=lambda row: (
-            bool(STEP.search(row.file) and "completions_" in row.file)
-            or not {*TARGETS["reward"], *TARGETS["group"]} & row.fields.keys()
+            "completions_" in row.file or not {*TARGETS["reward"], *TARGETS["group"]} & row.fields.keys()
         ),
         mapping="step completion advantage",
         leave_out=_trl_repeats,
@@ -233,11 +230,6 @@ FORMATS = (
         name="prime-rl",
         has="traces",
         mapping="group problem step reward finish messages completion prompt_ids completion_ids mask logprobs",
-        notes=(
-            LabelNote(
-                "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)"
-            ),
-        ),
         unfold=prime_rl,
     ),
     Format(name="verifiers", has="example_id prompt completion reward", mapping="prompt completion reward"),
@@ -245,7 +237,6 @@ FORMATS = (
         name="inspect",
         has="id epoch messages scores",
         mapping="prompt completion tools finish=stop_reason",
-        notes=(LabelNote("letters of a scorer count as C = 1, P = 0.5, I = N = 0"),),
         unfold=inspect_sample,
         settle=_one_scorer,
     ),

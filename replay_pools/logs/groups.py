@@ -12,19 +12,20 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
 
-from replay_pools.base.errors import Faults, InputError
+from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import APART, EVERY, FILE, PROMPT_NAMES, SETTINGS
 from replay_pools.logs.rollouts import Logged
 from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
 FEW = 0.1  # of the rollouts
+SHOWN_SIZES = 5  # of blocks
 Group = list[Logged]
 Key = Callable[[Logged], Hashable]
 
 
 def group_rollouts(
-    rollouts: Sequence[Logged], mapping: dict[str, str], guessed: Set[str], faults: Faults
+    rollouts: Sequence[Logged], mapping: dict[str, str], guessed: Set[str]
 ) -> tuple[dict[str, str], list[Group], list[str]]:
     """Return (mapping with the size of blocks, groups, notes).
 
@@ -32,31 +33,18 @@ def group_rollouts(
         rollouts: in the order of the log.
         mapping: {target: column}.
         guessed: targets with a guessed column.
-        faults: get blocks that cannot be groups, and a completion that is the right answer.
 
     Raises:
-        InputError: a format with blocks for groups, and one row a prompt, or blocks of many sizes.
+        InputError: blocks of rows that are no groups.
     """
     notes = list[str]()
     if match := EVERY.fullmatch(mapping.get("group", "")):
-        # Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
-        blocks = [len([*block]) for _, block in groupby(rollouts, key=attrgetter("file", "prompt_key"))]
-        size = int(match[1] or math.gcd(*blocks))
-        if not match[1] and size < 2:
-            expected, found = (
-                "blocks of num_generations rows with one prompt",
-                "one row a prompt, or blocks of many sizes",
-            )
-            fix = "pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts"
-            raise InputError(rollouts[0].file, expected=expected, found=found, fix=fix)
+        groups, size = _blocks(rollouts, int(match[1] or 0))
         if not match[1]:
             mapping = mapping | {"group": f"every:{size}"}
             notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
-        groups = _blocks(rollouts, size, faults)
     else:
         groups = _by_key(rollouts, _key(rollouts, mapping, guessed, notes))
-    if "completion" in guessed and "completion_ids" not in mapping:
-        _check_answers(groups, mapping["completion"], faults)
     groups, said = comparable(groups)
     return mapping, groups, notes + said
 
@@ -208,31 +196,18 @@ def _blocks_of(groups: Sequence[Group], rollouts: Sequence[Logged]) -> dict[int,
     return blocks
 
 
-def _check_answers(groups: Sequence[Group], name: str, faults: Faults) -> None:
-    """Refuse a guessed completion that is one text in all rows of each group: the right answer of the problem."""
-    larger = [group for group in groups if len(group) > 1]
-    if larger and all(len({row.answer_key for row in group}) == 1 for group in larger):
-        said = name if name == "completion" else f"{name} (completion)"
-        fix = f"the column was guessed: --map completion=COLUMN takes another, completion={name} this one"
-        found = "one text in all rows of each group, as the right answer would be"
-        where = f"{larger[0][0].where} {said}"
-        faults.add(where, "answers", expected="several answers to one prompt", found=found, fix=fix)
-
-
-def _blocks(rollouts: Sequence[Logged], size: int, faults: Faults) -> list[Group]:
-    """Return consecutive rows of one file, `size` at a time, each with one prompt."""
-    groups: list[Group] = []
-    fix = "pass --map group=every:N, or group=COLUMN"
-    for rows in _by_key(rollouts, attrgetter("file")):
-        if len(rows) % size:
-            expected, found = f"a multiple of {size} rows", f"{len(rows)} rows"
-            faults.add(rows[0].file, "blocks", expected=expected, found=found, fix=fix)
-        groups += [rows[start : start + size] for start in range(0, len(rows), size)]
-    for group in groups:
-        if _has_several_prompts(group):
-            expected = f"{size} rows with one prompt"
-            faults.add(group[0].where, "prompts", expected=expected, found="several prompts", fix=fix)
-    return groups
+def _blocks(rollouts: Sequence[Logged], size: int) -> tuple[list[Group], int]:
+    """Return (blocks of consecutive rows of one file, each with one prompt; their size, found where 0 is given)."""
+    # Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
+    runs = [len([*run]) for _, run in groupby(rollouts, key=attrgetter("file", "prompt_key"))]
+    size, files = size or math.gcd(*runs), _by_key(rollouts, attrgetter("file"))
+    groups = [rows[start : start + size] for rows in files for start in range(0, len(rows), size)]
+    if (size == math.gcd(*runs) == 1) or any(len(group) < size or _has_several_prompts(group) for group in groups):
+        listed = ", ".join(f"{count} of {run}" for run, count in sorted(Counter(runs).items())[:SHOWN_SIZES])
+        expected, fix = f"blocks of {max(size, 2)} rows with one prompt", "pass --map group=every:NUM_GENERATIONS"
+        fix += ", or group=COLUMN; TRL: log without log_unique_prompts"
+        raise InputError(rollouts[0].file, expected=expected, found=f"{listed} rows", fix=fix)
+    return groups, size
 
 
 def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:

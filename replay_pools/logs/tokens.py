@@ -32,7 +32,6 @@ RENDERED = "the prompt was rendered with the template of the model, {} thinking"
 NO_SCHEMAS = "the schemas of the tools are not logged, and prompts were rendered without them (--map tools=COLUMN)"
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
 UNLIKE_LENGTH = "the logged length of the completion is not what the tokenizer makes of its text"
-RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
 NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
 
 
@@ -40,7 +39,7 @@ NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer toke
 class Tokeniser:
     """Makes the prompts and completions of one log.
 
-    `counts` has {sentence: number of rollouts} on everything that is inferred or changed.
+    `counts` has {sentence: number of rows} on everything that is inferred or changed.
     """
 
     vocabulary: Vocabulary
@@ -48,6 +47,7 @@ class Tokeniser:
     cuts_echo: bool = False  # completions begin with their prompts
     thinks: bool = False  # completions begin with reasoning
     counts: Counter[str] = field(default_factory=Counter)
+    texts: Counter[bool] = field(default_factory=Counter)  # {its ids give the text back: number}, of tokenised texts
     last: dict[Any, Any] = field(default_factory=dict)  # the last prompt, which a group shares
 
     @property
@@ -77,6 +77,10 @@ class Tokeniser:
         if not completion.ids:
             raise row.refused("completion", "at least one token", "none")
         return prompt, text, completion
+
+    def notes(self, start: str = "") -> list[str]:
+        """Return the sentences of `counts` that start so, with their numbers of rows."""
+        return [type(text)(f"{text} ({num} rows)") for text, num in self.counts.items() if text.startswith(start)]
 
     def _count(self, *sentences: tuple[bool, str]) -> None:
         self.counts.update(sentence for holds, sentence in sentences if holds)
@@ -211,9 +215,8 @@ class Tokeniser:
             (uses_tools and not row.tools, f"{CAUTION}{NO_SCHEMAS}"),
             (True, f"{CAUTION}turns were placed by the chat template: a tool's answer between them has no loss"),
             (row.finish is None, "the last turn is taken to have stopped"),
-            (True, RETOKENISED),
-            (all(turn["content"].strip() in text for turn, text in zip(own, shown, strict=True)), ROUND_TRIPS),
         )
+        self.texts[all(turn["content"].strip() in text for turn, text in zip(own, shown, strict=True))] += 1
         prompt = Prompt(plain_chat(row.messages), whole.prompt, whole.prompt_ids)
         completion = Completion(ids=ids, logprobs=None, finish_reason=finish, mask=mask)
         return prompt, texts if len(texts) > 1 else texts[0], completion
@@ -275,17 +278,12 @@ class Tokeniser:
             self._count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
         length = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
         is_unlike = bool(length) and length not in (len(encoded), len(encoded) + 1)  # with the end of the turn
-        decoded = back = self.vocabulary.decode(ids)
-        special = {token for token, what in self.chat.tokenizer.added_tokens_decoder.items() if what.special}
-        if special & {*encoded}:
-            back = str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False))
         self._count(
             (is_unlike, f"{CAUTION}{UNLIKE_LENGTH}"),
             (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
-            (True, RETOKENISED),
-            (back == text, ROUND_TRIPS),
         )
-        return decoded, Completion(ids=ids, logprobs=None, finish_reason=finish)
+        self.texts[str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False)) == text] += 1
+        return self.vocabulary.decode(ids), Completion(ids=ids, logprobs=None, finish_reason=finish)
 
 
 def cut_padding(
