@@ -11,7 +11,7 @@ the file of a row), a group also `every:8`, blocks of eight rows. `none` is no c
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,6 +115,10 @@ class Scan:
                 self.first[name] = value | first
             kinds.add(type(value))
             self._mark(name, name, value, depth=0 if name in TEXTS else 2)
+
+    def is_text(self, name: str) -> bool:
+        """Return whether a column holds texts, and not empty ones alone."""
+        return str in self.kinds.get(name, ()) and self.values.get(name) != {""}
 
     def _mark(self, name: str, key: str, value: Any, depth: int) -> None:
         """Note the mark of a column, and those of APART among the keys of its objects and of the objects in them."""
@@ -298,8 +302,8 @@ def parts_of(text: str) -> set[str]:
 
 def choose_columns(
     scan: Scan, known: Mapping[str, str], corrections: Mapping[str, str]
-) -> tuple[dict[str, str], set[str], list[str]]:
-    """Return ({target: column}, targets with a guessed column, notes).
+) -> tuple[dict[str, str], set[str]]:
+    """Return ({target: column}, targets with a guessed column).
 
     Args:
         scan: the columns of the log.
@@ -318,14 +322,14 @@ def choose_columns(
             part for target, text in corrections.items() if target not in (SHARING, *PAID) for part in parts_of(text)
         }
         known["reward"] = "+".join(part for part in known["reward"].split("+") if part not in others) or NO_COLUMN
-    guessed, notes = _guessed(scan, known)
+    guessed = _guessed(scan, known)
     mapping = known | guessed
     mapping = {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
-    return mapping, guessed.keys() & mapping.keys(), notes
+    return mapping, guessed.keys() & mapping.keys()
 
 
-def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return ({target: column} by the names of columns, notes). A column stands for one target."""
+def _guessed(scan: Scan, known: Mapping[str, str]) -> dict[str, str]:
+    """Return {target: column} by the names of columns. A column stands for one target."""
     # One form of the prompt that the format knows is enough: another column would contradict it.
     settled = {*known, "prompt", "messages"} if known.keys() & {*PROMPTS} else {*known}
     # The column of the prompt may name the group too.
@@ -333,41 +337,24 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
     taken |= {name for target in KEYS for name in parts_of(known.get(target, ""))} - PROMPT_NAMES
     guessed: dict[str, str] = {}
     for target in (target for target in TARGETS if target not in settled):
-        if target == "reasoning" and "completion_ids" not in guessed and _is_text(scan, target):
+        if target == "reasoning" and "completion_ids" not in guessed and scan.is_text(target):
             # The policy or a judge may have written it.
             fix = "--map reasoning=reasoning where the policy sampled it before the completion, else reasoning=none"
             raise InputError(target, expected="to know who wrote `reasoning`", found="no column that says it", fix=fix)
         names = [name for name in TARGETS[target] if name in scan.first and name not in taken]
         if not (names := [name for name in names if scan.values.get(name) != {""}]):
             continue
-        if target == "prompt":
-            _check_is_whole(scan, names)
+        one, other = ("instruction", "input") if "instruction" in names else (names[0], "context")
+        if target == "prompt" and scan.is_text(other) and str(scan.first[other] or "\0") not in str(scan.first[one]):
+            # Only the user knows how the trainer joined them.
+            fix = f"--map prompt={one}+{other} joins them by an empty line; --map prompt=COLUMN takes one"
+            raise InputError("prompt", expected="one column of the prompt", found=f"`{one}` and `{other}`", fix=fix)
         guessed[target] = names[0]
         taken.add(names[0])
     # A prompt that is a text is rendered with markup; without, messages or ids replace it.
-    name, notes = guessed.get("prompt"), list[str]()
-    others = [target for target in ("rendered", "prompt_ids", "messages") if target in {*guessed, *known}]
-    if name is None or "rendered" in others or not isinstance(scan.first[name], str):
-        return guessed, notes
-    if MARKUP.match(scan.first[name]):
-        guessed["rendered"] = guessed.pop("prompt")
-    elif others:
-        del guessed["prompt"]
-        note = f"`{name}` has no markup of a chat template and was left out: {others[0]} say what the model saw"
-        notes.append(f"{note} (--map rendered={name} where it was this text)")
-    return guessed, notes
-
-
-def _is_text(scan: Scan, name: str) -> bool:
-    return str in scan.kinds.get(name, ()) and scan.values.get(name) != {""}
-
-
-def _check_is_whole(scan: Scan, names: Sequence[str]) -> None:
-    """Refuse an instruction beside its input, and a question beside a context that is not in it.
-
-    Only the user knows how the trainer joined them.
-    """
-    one, other = ("instruction", "input") if "instruction" in names else (names[0], "context")
-    if _is_text(scan, other) and (not scan.first[other] or str(scan.first[other]) not in str(scan.first[one])):
-        fix = f"--map prompt={one}+{other} joins them by an empty line; --map prompt=COLUMN takes one"
-        raise InputError("prompt", expected="one column of the prompt", found=f"`{one}` and `{other}`", fix=fix)
+    if isinstance(text := scan.first.get(guessed.get("prompt", "")), str) and not {"rendered"} & {*guessed, *known}:
+        if MARKUP.match(text):
+            guessed["rendered"] = guessed.pop("prompt")
+        elif {"prompt_ids", "messages"} & {*guessed, *known}:
+            del guessed["prompt"]
+    return guessed

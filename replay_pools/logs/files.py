@@ -41,14 +41,9 @@ class Row(NamedTuple):
     """One object of a log; the error of one that cannot be read, or why it is left out."""
 
     file: str
-    place: str  # in the file, as " line 3"
+    where: str  # the file and a place in it, as "log.jsonl line 3"
     fields: Fields
     error: InputError | SkipRow | None = None
-
-    @property
-    def where(self) -> str:
-        """File and place, for errors."""
-        return self.file + self.place
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,7 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
     first_of, left = dict[str, Path](), dict[str, str]()
     for is_kept, said in (
         (lambda path: kind_of(path) or not PACKED.search(path.name), "caution: packed files were left out"),
-        (_may_hold_rollouts, "files were left out"),
+        (lambda path: kind_of(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0]), "files were left out"),
         # prime-rl writes what it trained on next to everything that it sampled.
         (lambda path: {"train", "effective"} <= {*inside[path].parts}, "files that were not trained on were left out"),
         (_holds_rollouts, "files without rollouts were left out"),
@@ -108,17 +103,13 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
         kept = dict.fromkeys(path for path in chosen if is_kept(path))
         others = [str(inside[path]) for path in chosen if path not in kept]
         more = f" and {len(others) - LISTED_FILES} more" if len(others) > LISTED_FILES else ""
-        if others and (kept or is_kept is _may_hold_rollouts):
+        if others and (kept or not any(map(kind_of, chosen))):
             left[said] = ", ".join(others[:LISTED_FILES]) + more
         chosen = [*kept] or chosen
-    if not any(map(_may_hold_rollouts, chosen)):
+    if not any(map(kind_of, chosen)):
         found = "; ".join(left.values()) or "an empty folder"
         raise InputError(source, expected=f"a file of rollouts ({', '.join(KINDS)})", found=found)
     return chosen, [f"{said}: {listed}" for said, listed in left.items()]
-
-
-def _may_hold_rollouts(path: Path) -> bool:
-    return kind_of(path) is not None and not OTHER_FILES.fullmatch(path.name.partition(".")[0])
 
 
 def _holds_rollouts(path: Path) -> bool:
@@ -146,7 +137,7 @@ def _rows_of(paths: Iterable[Path]) -> Iterator[Row]:
         try:
             yield from read_objects(path)
         except InputError as error:
-            yield Row(str(path), "", {}, error)
+            yield Row(str(path), str(path), {}, error)
 
 
 def _rows_in_memory(given: Any) -> Rows:
@@ -188,11 +179,10 @@ def plain_value(value: Any) -> Any:
 
 
 def _row(file: str, place: str, value: Any) -> Row:
-    if isinstance(value, InputError):
-        return Row(file, place, {}, value.at(file + place))
-    if not isinstance(value, dict):
-        return Row(file, place, {}, InputError(file + place, expected="an object", found=type(value).__name__))
-    return Row(file, place, value)
+    if not isinstance(value, dict | InputError):
+        value = InputError("", expected="an object", found=type(value).__name__)
+    where = file + place
+    return Row(file, where, {}, value.at(where)) if isinstance(value, InputError) else Row(file, where, value)
 
 
 def read_objects(path: Path) -> Iterator[Row]:

@@ -58,16 +58,14 @@ def comparable(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
     return larger, [f"{CAUTION}groups of one rollout were left out ({len(groups) - len(larger)} groups)"]
 
 
-def name_problems(groups: Sequence[Group], mapping: Mapping[str, str], is_guessed: bool) -> list[str]:
+def name_problems(groups: Sequence[Group], is_guessed: bool) -> list[str]:
     """Return the name of the problem of each group: as logged if its rows share it, else by its prompt."""
     problems = [{row.problem for row in group} for group in groups]
-    are_names = "problem" in mapping and all(len(each) == 1 and None not in each for each in problems)
-    if is_guessed and are_names:
-        prompts = {(row.problem, row.prompt_key) for group in groups for row in group}
-        are_names = len(prompts) == len(set[Any]().union(*problems))
-    return [
-        "/".join(group[0].problem or ()) if are_names else f"prompt-{group[0].prompt_key:016x}"[:19] for group in groups
-    ]
+    prompts = {(row.problem, row.prompt_key) for group in groups for row in group}
+    is_unlike = is_guessed and len(prompts) > len(set[Any]().union(*problems))
+    if is_unlike or any(len(each) > 1 or None in each for each in problems):
+        return [f"prompt-{group[0].prompt_key:016x}"[:19] for group in groups]
+    return ["/".join(group[0].problem or ()) for group in groups]
 
 
 def _by_prompt(row: Logged) -> Hashable:
@@ -126,8 +124,8 @@ def check_comparable(
     """Ask about rollouts of one group that may not be comparable: of two models, steps, runs, files or epochs.
 
     Args:
-        groups: by prompts or problems.
-        rollouts: all, in the order of the log.
+        groups: by prompts or problems, of all rollouts.
+        rollouts: in the order of the log.
         marks: columns of `Logged.marks`.
         mapping: {target: column}.
         base: the prompt's name in `--map group`.
@@ -136,6 +134,7 @@ def check_comparable(
     Raises:
         InputError: the first question, with the options that answer.
     """
+    in_step = f"{mapping['step']}+" if "step" in mapping else ""
     compares = f"--map group={base} compares them"
     for place, name in enumerate(marks):
         is_prompt = name in PROMPT_NAMES and "problem" not in mapping
@@ -144,8 +143,7 @@ def check_comparable(
         split = [parts for parts in larger if len(parts) > 1]
         if not split or not (is_prompt or _were_groups(split, name.rpartition(".")[2], len(larger), values)):
             continue
-        apart = "+".join([*([mapping["step"]] if "step" in mapping else []), name, base])
-        fix = f"--map group={apart} keeps them apart, {compares}"
+        fix = f"--map group={in_step}{name}+{base} keeps them apart, {compares}"
         if "step" not in mapping and all(isinstance(value, int) for value in values):
             fix = f"--map step={name} if it counts steps of a training; else {fix}"
         if is_prompt:
@@ -160,10 +158,8 @@ def check_comparable(
     is_even = all(each % size == 0 for each in chain(*parts))
     apart = f"--map group=every:{size}" if is_even else "--map step=COLUMN, one that counts them,"
     fix = f"{apart} keeps them apart, {compares}"
-    if "step" in mapping:
-        fix = (
-            f"if steps ran again, delete the rows of the first run; --map group={mapping['step']}+{base} compares them"
-        )
+    if in_step:
+        fix = f"if steps ran again, delete the rows of the first run; --map group={in_step}{base} compares them"
     found = f"{several} of {len(groups)} groups in several blocks (of {size} rows), with other rows between"
     raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
 
@@ -187,12 +183,11 @@ def _blocks_of(groups: Sequence[Group], rollouts: Sequence[Logged]) -> dict[int,
     A group that comes again after others may be one of another epoch, or of a step that ran again.
     """
     group_of = {row.number: place for place, group in enumerate(groups) for row in group}
+    keys = [(row.file, group_of.get(row.number) if row.step is None else row.step) for row in rollouts]
     blocks, before = dict[int, int](), Counter[Any]()
-    for key, block in groupby(
-        rollouts, key=lambda row: (row.file, group_of.get(row.number) if row.step is None else row.step)
-    ):
-        blocks |= dict.fromkeys((row.number for row in block), before[key])
-        before[key] += 1
+    for place, (row, key) in enumerate(zip(rollouts, keys, strict=True)):
+        before[key] += place == 0 or keys[place - 1] != key
+        blocks[row.number] = before[key]
     return blocks
 
 
@@ -213,9 +208,7 @@ def _blocks(rollouts: Sequence[Logged], size: int) -> tuple[list[Group], int]:
 def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
     """Return what makes a log worth less than its size, in the order of weight.
 
-    Args:
-        groups: of the log.
-        least: the reward above which a rollout counts as passed; None: something else says what passed.
+    A rollout counts as passed with a reward above `least`; None: something else says what passed.
     """
     notes: list[str] = []
     rows = [row for group in groups for row in group]
@@ -232,8 +225,7 @@ def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
         notes.append(f"{CAUTION}groups of several sizes: {listed} rollouts (replay with --per-pool {min(sizes)})")
     if mixed := sum(map(_has_several_prompts, groups)):
         notes.append(f"{CAUTION}{mixed} groups hold several prompts")
-    spreads = [{row.reward for row in group if row.reward is not None} for group in groups]
-    flat = sum(len(rewards) < 2 for rewards in spreads)
+    flat = sum(len({row.reward for row in group} - {None}) < 2 for group in groups)
     if flat == len(groups):
         said = "no group has reward variance: all advantages are 0, so use it with another pool"
         notes.append(LabelNote(CAUTION + said))
@@ -247,7 +239,8 @@ def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
             notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known of {unknown} of {len(rows)}"))
     hacked = {row.hacked for row in rows}
     if len(hacked) == 1 and None not in hacked:
-        word = "hacks" if True in hacked else "is clean"
-        said = f"every rollout {word}: there is no contrast between hacks and clean answers"
-        notes.append(LabelNote(CAUTION + said))
+        said = (
+            f"every rollout {'hacks' if True in hacked else 'is clean'}: there is no contrast between hacks and clean"
+        )
+        notes.append(LabelNote(f"{CAUTION}{said} answers"))
     return notes

@@ -124,9 +124,7 @@ def check_log(
     scan = Scan()
     for row in rows:
         scan.add(row.file, row.fields if row.error is None else None)
-    known, notes = known_columns(kind, scan)
-    chosen, guessed, said = choose_columns(scan, known, given)
-    notes = [*rows.notes, *notes, *said]
+    chosen, guessed = choose_columns(scan, known_columns(kind, scan), given)
     reader, unused = _reader(chosen, guessed, given, scan, faults)
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
     if skip_bad and left_out and EVERY.fullmatch(chosen.get("group", "")):
@@ -142,7 +140,7 @@ def check_log(
         columns = [chosen[target] for target in PROMPTS if target in chosen]
         base = PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
         check_comparable(groups, rollouts, reader.marks, chosen, base, source)
-    notes += [*([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
+    notes = [*rows.notes, *([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
     for name, values in ((name, scan.values[name]) for name in MODELS if name in scan.values):
         said = f"{CAUTION}rollouts of {len(values)} values of `{name}`: --model is one of them at most"
         notes.append(said if len(values) > 1 else f"sampled by {min(values)} (`{name}`): is --model these weights?")
@@ -157,7 +155,7 @@ def check_log(
         format=kind,
         mapping=chosen,
         groups=groups,
-        problem_ids=name_problems(groups, chosen, "problem" in guessed),
+        problem_ids=name_problems(groups, "problem" in guessed),
         sha256=whole,
         left_out=left_out,
         least=least,
@@ -316,13 +314,11 @@ def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | 
     rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
     if row.passed is None and least is not None:
         rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
-    missing = [name for name in ("env", "env_mode") if getattr(row, name) is None]
     sentences = {
         f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout": any(
             message["role"] == "assistant" for message in prompt.messages
         ),
         f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}": row.hint is None,
-        f"not recorded, so {UNKNOWN!r}: {', '.join(missing)}": bool(missing),
         LabelNote(f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"): True,
     }
     is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text

@@ -90,8 +90,6 @@ class Tokeniser:
         if row.completion_ids is None:
             row.completion = (row.completion or "")[length:]
         else:
-            if row.logprobs and len(row.logprobs) == len(row.completion_ids):
-                row.logprobs = row.logprobs[length:]
             row.completion, row.completion_ids = None, row.completion_ids[length:]
         if not (row.completion or row.completion_ids):
             raise SkipRow("no answer behind the prompt")

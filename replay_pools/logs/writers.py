@@ -97,8 +97,6 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
     if not answers:
         raise SkipRow("no answer of the model")
     tools = [event.get("tools") for event in sample.get("events") or [] if event.get("event") == "model"]
-    if any("tool_calls" in turn or turn["role"] == "tool" for turn in turns[answers[0] :]) and not any(tools):
-        raise SkipRow("an agent without the schemas of its tools")
     if any(each != tools[0] for each in tools):
         raise SkipRow("tools that change between calls of the model")
     scores = {}
