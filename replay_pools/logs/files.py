@@ -349,7 +349,7 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    """Read text with separators. A column of numbers holds numbers; all others hold texts, and empty cells are null."""
+    """Read text with separators: cells are texts, and empty ones are null."""
     import polars
 
     with _unpacked(path) as file, _damage_is_refused(path, "text in UTF-8 with the columns of its first line"):
@@ -357,10 +357,6 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         first = data.partition(b"\n")[0].decode(errors="replace")
         table = polars.read_csv(data, separator=max(",;\t", key=first.count), infer_schema=False)
         table = table.rename({name: name.strip() for name in table.columns if name.strip()})
-        for name in {*table.columns} - TEXTS:
-            numbers = table[name].cast(polars.Float64, strict=False)
-            if table[name].null_count() == numbers.null_count():
-                table = table.with_columns(numbers)
     for number, row in enumerate(table.iter_rows(named=True), 2):
         if any(value is not None for value in row.values()):
             yield f" line {number}", {name: value for name, value in row.items() if name}
@@ -382,10 +378,7 @@ def _torch(path: Path) -> Iterator[tuple[str, Any]]:
 def _archive(path: Path) -> Iterator[tuple[str, Any]]:
     """Read the samples of an inspect archive."""
     with _damage_is_refused(path, "an inspect archive"):
-        from inspect_ai.log import (  # pyright: ignore[reportMissingImports] (an extra)
-            read_eval_log,
-            read_eval_log_samples,
-        )
+        from inspect_ai.log import read_eval_log, read_eval_log_samples  # pyright: ignore[reportMissingImports] (an extra)
 
         model = read_eval_log(str(path), header_only=True).eval.model
         for sample in read_eval_log_samples(str(path), all_samples_required=False):

@@ -65,7 +65,9 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
                     if isinstance(item, SkipRow):
                         yield row._replace(error=item)
                     else:
-                        yield row._replace(fields={**item, BLOCK: row.where.removeprefix(row.file)} if BLOCK in item else item)
+                        yield row._replace(
+                            fields={**item, BLOCK: row.where.removeprefix(row.file)} if BLOCK in item else item
+                        )
             except SkipRow as reason:
                 yield row._replace(error=reason)
             except InputError as error:
@@ -251,10 +253,5 @@ FORMATS = (
         mapping="reward=rewards prompt completion prompt_ids completion_ids mask logprobs",
         unfold=nemo_rl,
     ),
-    Format(
-        name=GENERAL,
-        has="",
-        unfold=_exploded,
-        settle=lambda scan: {"group": BLOCK} if BLOCK in scan.first else {},
-    ),
+    Format(name=GENERAL, has="", unfold=_exploded, settle=lambda scan: {"group": BLOCK} if BLOCK in scan.first else {}),
 )

@@ -32,21 +32,8 @@ from replay_pools.logs.columns import (
     parts_of,
 )
 from replay_pools.logs.files import Rows, SkipRow, read_rows
-from replay_pools.logs.formats import (
-    GENERAL,
-    Format,
-    flat_rows,
-    known_columns,
-    recognise,
-)
-from replay_pools.logs.groups import (
-    Group,
-    check_comparable,
-    comparable,
-    group_cautions,
-    group_rollouts,
-    name_problems,
-)
+from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
+from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
 from replay_pools.logs.rollouts import EVALUATIONS, STATUS, Logged, Reader, as_rollouts, reward_fault
 from replay_pools.manifest import MANIFEST_NAME
 from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
@@ -132,7 +119,11 @@ def check_log(
         faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found="blocks of rows", fix=fix)
     if scan.num_rows and (fault := reward_fault(rollouts, scan, reader.columns, source)):
         faults.note(fault, "reward missing")
-    _raise(faults, kind, source, is_recognised=format_name is None)
+    if faults and format_name is None and kind.name != GENERAL:
+        fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
+        expected = f"the format {kind.name}, as the columns say"
+        faults.add(source, "format", expected=expected, found="these faults", fix=fix)
+    faults.check(source)
     if all(one.failure for one in rollouts):
         raise InputError(source, expected=f"rollouts of format {kind.name}", found="; ".join(said) or "none")
     chosen, groups, more = group_rollouts(rollouts, chosen, guessed)
@@ -195,15 +186,6 @@ def _reader(
     marks = [name for name, each in scan.values.items() if name in few and 2 <= len(each) <= most]
     unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
     return Reader(columns, guessed, marks, failures, evaluations), unused
-
-
-def _raise(faults: Faults, kind: Format, source: str, *, is_recognised: bool) -> None:
-    """Raise all faults, with the format at their end where it was recognised: another one may not have them."""
-    if faults and is_recognised and kind.name != GENERAL:
-        fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
-        expected = f"the format {kind.name}, as the columns say"
-        faults.add(source, "format", expected=expected, found="these faults", fix=fix)
-    faults.check(source)
 
 
 def import_log(
