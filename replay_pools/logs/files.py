@@ -17,20 +17,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_json
-from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS
+from replay_pools.logs.columns import ROLLOUT_KEYS, TEXTS
 
 Fields = dict[str, Any]
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 REPORT_EVERY = 1000  # rows
 BATCH_ROWS = 10_000  # of a Parquet file in memory
 LISTED_FILES = 3  # of those left out
-# In a folder, files of these names hold no rollouts.
-OTHER_FILES = re.compile(
-    r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state|dataset_info|dataset_dict)"
-    r"|tokenizer|vocab|special_tokens_map|added_tokens|chat_template"  # of a model
-    r"|cache-.*"  # written by `datasets` for the result of a map
-)
-EVALUATION = re.compile(r"(?:^|[_.-])(eval|evals|evaluation|val|valid|validation|test|dev)(?:[_.-]|$)", re.I)
+# In a folder, files of these names hold no rollouts, whatever their keys: of a model, and of `datasets` for a map.
+OTHER_FILES = re.compile(r"tokenizer.*|vocab|cache-.*")
+# In the name of a file or folder, or a value of a column such as `split`.
+EVALUATION = re.compile(r"(?:^|[_.-])(evals?|evaluation|val|valid|validation|test|dev)(?:[_.-]|$)", re.I)
 # A file or folder of one training step, as `completions_00010.parquet`, `global_step_3` or verl's `7.jsonl`.
 STEP = re.compile(r"(?:^|[/_.-])(?:step|iter|iteration|epoch|update|rollout|completions)s?[_-]?(\d+)(?=[/_.-]|$)", re.I)
 PACKED = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|arrow)\.\w+$")
@@ -44,14 +41,9 @@ class Row(NamedTuple):
     """One object of a log; the error of one that cannot be read, or why it is left out."""
 
     file: str
-    place: str  # in the file, as " line 3"
+    where: str  # the file and a place in it, as "log.jsonl line 3"
     fields: Fields
     error: InputError | SkipRow | None = None
-
-    @property
-    def where(self) -> str:
-        """File and place, for errors."""
-        return self.file + self.place
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,37 +90,32 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
     first_of, left = dict[str, Path](), dict[str, str]()
     for is_kept, said in (
         (lambda path: kind_of(path) or not PACKED.search(path.name), "caution: packed files were left out"),
-        (_may_hold_rollouts, "files were left out"),
+        (lambda path: kind_of(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0]), "files were left out"),
         # prime-rl writes what it trained on next to everything that it sampled.
         (lambda path: {"train", "effective"} <= {*inside[path].parts}, "files that were not trained on were left out"),
         (_holds_rollouts, "files without rollouts were left out"),
-        (lambda path: not _is_evaluation(inside[path]), "caution: evaluations next to training were left out"),
+        (
+            lambda path: not any(EVALUATION.search(Path(part).stem) for part in inside[path].parts),
+            "caution: evaluations next to training were left out",
+        ),
         (lambda path: first_of.setdefault(file_sha256(path), path) == path, "caution: copies were left out"),
     ):
         kept = dict.fromkeys(path for path in chosen if is_kept(path))
         others = [str(inside[path]) for path in chosen if path not in kept]
         more = f" and {len(others) - LISTED_FILES} more" if len(others) > LISTED_FILES else ""
-        if others and (kept or is_kept is _may_hold_rollouts):
+        if others and (kept or not any(map(kind_of, chosen))):
             left[said] = ", ".join(others[:LISTED_FILES]) + more
         chosen = [*kept] or chosen
-    if not any(map(_may_hold_rollouts, chosen)):
+    if not any(map(kind_of, chosen)):
         found = "; ".join(left.values()) or "an empty folder"
         raise InputError(source, expected=f"a file of rollouts ({', '.join(KINDS)})", found=found)
     return chosen, [f"{said}: {listed}" for said, listed in left.items()]
 
 
-def _may_hold_rollouts(path: Path) -> bool:
-    return kind_of(path) is not None and not OTHER_FILES.fullmatch(path.name.partition(".")[0])
-
-
-def _is_evaluation(path: Path) -> bool:
-    return any(EVALUATION.search(Path(part).stem) for part in path.parts)
-
-
 def _holds_rollouts(path: Path) -> bool:
     """Return whether the first object of a file has a key that rollouts have; a damaged file may."""
     first = next(_rows_of([path]), None)
-    return first is not None and (first.error is not None or bool(LOOKS_LIKE_ROLLOUTS & first.fields.keys()))
+    return first is not None and (first.error is not None or bool(ROLLOUT_KEYS & first.fields.keys()))
 
 
 def _by_number(path: Path) -> list[tuple[int, str]]:
@@ -150,7 +137,7 @@ def _rows_of(paths: Iterable[Path]) -> Iterator[Row]:
         try:
             yield from read_objects(path)
         except InputError as error:
-            yield Row(str(path), "", {}, error)
+            yield Row(str(path), str(path), {}, error)
 
 
 def _rows_in_memory(given: Any) -> Rows:
@@ -167,8 +154,7 @@ def _rows_in_memory(given: Any) -> Rows:
         items = partial(iter, source)
     else:
         expected = "a path, a list of dicts, a DataFrame or a Dataset"
-        fix = "pass one of its parts" if isinstance(given, dict) else ""
-        raise InputError("rows", expected=expected, found=type(source).__name__, fix=fix)
+        raise InputError("rows", expected=expected, found=type(source).__name__)
 
     def read() -> Iterator[Row]:
         for number, item in enumerate(items()):
@@ -193,11 +179,10 @@ def plain_value(value: Any) -> Any:
 
 
 def _row(file: str, place: str, value: Any) -> Row:
-    if isinstance(value, InputError):
-        return Row(file, place, {}, value.at(file + place))
-    if not isinstance(value, dict):
-        return Row(file, place, {}, InputError(file + place, expected="an object", found=type(value).__name__))
-    return Row(file, place, value)
+    if not isinstance(value, dict | InputError):
+        value = InputError("", expected="an object", found=type(value).__name__)
+    where = file + place
+    return Row(file, where, {}, value.at(where)) if isinstance(value, InputError) else Row(file, where, value)
 
 
 def read_objects(path: Path) -> Iterator[Row]:
@@ -225,11 +210,8 @@ def described(value: Any) -> str:
 
 
 def _zstd(stored: BinaryIO) -> Any:
-    try:
-        import zstandard
-    except ModuleNotFoundError as error:
-        fix = "pip install zstandard, or unpack it: zstd -d"
-        raise InputError(stored.name, expected="a file that can be unpacked", found="zstd", fix=fix) from error
+    import zstandard  # an extra
+
     return BufferedReader(zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True))
 
 
@@ -241,10 +223,7 @@ PACKINGS: dict[bytes, Callable[[Any], Any]] = {
 # {how a file begins that cannot be read: (what it is, what to do)}
 REFUSED = {
     **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), ("UTF-16", "convert it: iconv -f UTF-16 -t UTF-8")),
-    b"\x80": (
-        "a pickle",
-        "reading it runs its code: write its rows as JSON lines, or as plain values by torch.save (.pt)",
-    ),
+    b"\x80": ("a pickle, which may run code", "write JSON lines, or plain values by torch.save (.pt)"),
     b"PK\x03\x04": ("a zip archive", "unpack it"),
     b"BZh": ("bzip2", "unpack it"),
     b"\xfd7zXZ": ("xz", "unpack it"),
@@ -258,29 +237,24 @@ def _unpacked(path: Path) -> Iterator[Any]:
     Raises:
         InputError: damage, or a packing or an encoding that has to be undone first.
     """
-    with open_file(path) as stored:
+    with open_file(path) as stored, _damage_is_refused(path, "a complete packed file"):
         start = stored.read(6)
         stored.seek(0)
         for found, fix in (what for mark, what in REFUSED.items() if start.startswith(mark)):
             raise InputError(path, expected="text in UTF-8", found=found, fix=fix)
-        unpack = next((unpack for mark, unpack in PACKINGS.items() if start.startswith(mark)), None)
-        if unpack is None:
-            yield stored
-            return
-        with _damage_is_refused(path, "a complete packed file"):
-            yield unpack(stored)
+        yield next((unpack(stored) for mark, unpack in PACKINGS.items() if start.startswith(mark)), stored)
 
 
 @contextmanager
 def _damage_is_refused(path: Path, expected: str, fix: str = "write or copy it again") -> Iterator[None]:
-    """Refuse a file at which the library that reads it fails or panics, with a line that names the file."""
+    """Refuse a file at which the library that reads it fails, panics or is missing, with a line that names the file."""
     try:
         yield
-    except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # of polars, which is no Exception
-        if isinstance(error, InputError) or not (is_panic or isinstance(error, Exception)):
-            raise
+    except (InputError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of polars is no Exception
         found = (str(error).splitlines() or [type(error).__name__])[0]
+        fix = f"pip install {error.name}" if isinstance(error, ModuleNotFoundError) else fix
         raise InputError(path, expected=expected, found=found, fix=fix) from error
 
 
@@ -322,9 +296,11 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     except InputError as error:  # too large, damaged, or several documents
         fix = "write one object a line (.jsonl): lines are read one at a time"
         raise InputError(path, expected=error.expected, found=error.found, fix=fix) from error
-    rows = _inner_list(value, path) if isinstance(value, dict) else value
-    if not isinstance(rows, list):
-        raise InputError(path, expected="a JSON array or object", found=type(rows).__name__)
+    yield from _items(value, path)
+
+
+def _items(value: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    rows = _inner_list(value, path) if isinstance(value, dict) else value if isinstance(value, list) else [value]
     yield from ((f" item {number}", item) for number, item in enumerate(rows))
 
 
@@ -335,7 +311,7 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
         is_row = [isinstance(row, list) and len(row) == len(columns) for row in data]
         return [dict(zip(columns, row, strict=True)) if fits else row for row, fits in zip(data, is_row, strict=True)]
     lists = {name: inner for name, inner in value.items() if isinstance(inner, list) and inner}
-    names = [name for name, inner in lists.items() if isinstance(inner[0], dict) and HAVE_ANSWERS & inner[0].keys()]
+    names = [name for name, inner in lists.items() if isinstance(inner[0], dict) and ROLLOUT_KEYS & inner[0].keys()]
     if not names or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
         return [value]
     if len(names) > 1:
@@ -373,7 +349,7 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    """Read text with separators. A column of numbers holds numbers; all others hold texts, and empty cells are null."""
+    """Read text with separators: cells are texts, and empty ones are null."""
     import polars
 
     with _unpacked(path) as file, _damage_is_refused(path, "text in UTF-8 with the columns of its first line"):
@@ -381,12 +357,6 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         first = data.partition(b"\n")[0].decode(errors="replace")
         table = polars.read_csv(data, separator=max(",;\t", key=first.count), infer_schema=False)
         table = table.rename({name: name.strip() for name in table.columns if name.strip()})
-        if twice := [name.partition("_duplicated_")[0] for name in table.columns if "_duplicated_" in name]:
-            raise InputError(path, expected="columns of different names", found=f"{', '.join(twice)} twice")
-        for name in table.columns:
-            numbers = table[name].cast(polars.Float64, strict=False)
-            if name not in TEXTS and table[name].null_count() == numbers.null_count():
-                table = table.with_columns(numbers)
     for number, row in enumerate(table.iter_rows(named=True), 2):
         if any(value is not None for value in row.values()):
             yield f" line {number}", {name: value for name, value in row.items() if name}
@@ -402,22 +372,14 @@ def _torch(path: Path) -> Iterator[tuple[str, Any]]:
     fix = "write plain values and tensors: other objects could run code"
     with open_file(path) as file, _damage_is_refused(path, "a dump of plain values", fix):
         value = torch.load(file, map_location="cpu", weights_only=True)
-    value = plain_value(value)
-    for number, item in enumerate(_inner_list(value, path) if isinstance(value, dict) else value):
-        yield f" item {number}", item
+    yield from _items(plain_value(value), path)
 
 
 def _archive(path: Path) -> Iterator[tuple[str, Any]]:
     """Read the samples of an inspect archive."""
-    try:
-        from inspect_ai.log import (  # pyright: ignore[reportMissingImports] (an extra)
-            read_eval_log,
-            read_eval_log_samples,
-        )
-    except ModuleNotFoundError as error:
-        fix = "pip install 'gradient-probe[inspect]', or convert it: inspect log convert --to json"
-        raise InputError(path, expected="the package inspect_ai, which reads it", found="none", fix=fix) from error
     with _damage_is_refused(path, "an inspect archive"):
+        from inspect_ai.log import read_eval_log, read_eval_log_samples  # pyright: ignore[reportMissingImports] (an extra)
+
         model = read_eval_log(str(path), header_only=True).eval.model
         for sample in read_eval_log_samples(str(path), all_samples_required=False):
             fields = sample.model_dump(mode="json", exclude={"events", "events_data", "attachments"})

@@ -11,13 +11,11 @@ from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
-from replay_pools.logs.files import STEP, Fields, Row, Rows, SkipRow
+from replay_pools.logs.files import Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
-from replay_pools.pool import LabelNote
 
 GENERAL = "columns"  # the format of any other log
 BLOCK = "row of the log"  # the column that says which rollouts one row held
-Settled = tuple[dict[str, str], list[str]]  # {target: column}, notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +26,9 @@ class Format:
     has: str  # columns of its first row, with spaces between
     recognises: Callable[[Row], bool] = lambda row: True  # what else its first row is
     mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
-    notes: tuple[str, ...] = ()
     unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
     leave_out: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
-    settle: Callable[[Scan], Settled] = lambda scan: ({}, [])  # what only the columns of the whole log say
+    settle: Callable[[Scan], dict[str, str]] = lambda scan: {}  # {target: column} by the columns of the whole log
     is_ours: bool = False  # a step is the number of a group, and rewards are our grader's
 
 
@@ -68,7 +65,9 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
                     if isinstance(item, SkipRow):
                         yield row._replace(error=item)
                     else:
-                        yield row._replace(fields={**item, BLOCK: row.place} if BLOCK in item else item)
+                        yield row._replace(
+                            fields={**item, BLOCK: row.where.removeprefix(row.file)} if BLOCK in item else item
+                        )
             except SkipRow as reason:
                 yield row._replace(error=reason)
             except InputError as error:
@@ -80,19 +79,17 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
     return replace(rows, read=read)
 
 
-def known_columns(kind: Format, scan: Scan) -> Settled:
-    """Return ({target: column}, notes) of a format; a column that holds nothing is none, but for the reward.
+def known_columns(kind: Format, scan: Scan) -> dict[str, str]:
+    """Return {target: column} of a format; a column that holds nothing is none, but for the reward.
 
     No other column is guessed for it.
     """
-    mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in kind.mapping.split()}
-    settled, notes = kind.settle(scan)
-    mapping |= settled
+    mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in kind.mapping.split()} | kind.settle(scan)
     known = {*scan.first, FILE, NO_COLUMN, BLOCKS}
     for target, text in mapping.items():
         if target != "reward" and not {part.partition(".")[0] for part in text.split("+")} <= known:
             mapping[target] = NO_COLUMN
-    return mapping, [*kind.notes, *notes]
+    return mapping
 
 
 # TRL: one Parquet file a log call. It names no groups, and its rewards by their functions.
@@ -112,19 +109,18 @@ def _trl_repeats(rows: Iterable[Row]) -> Iterator[Row]:
         yield from (row._replace(error=reason) for row in batch) if is_repeat else batch
 
 
-def _trl(scan: Scan) -> Settled:
-    mapping, notes = dict[str, str](), list[str]()
+def _trl(scan: Scan) -> dict[str, str]:
+    mapping = dict[str, str]()
     reserved = {name for target, names in TARGETS.items() if target != "reward" for name in names} | {*TRL_COLUMNS}
     numbers = [name for name, kinds in scan.kinds.items() if name not in reserved and kinds and kinds <= {int, float}]
     if numbers:
         mapping["reward"] = "reward" if "reward" in numbers else "+".join(numbers)
     if str in scan.kinds.get("prompt", ()) and not isinstance(opened(scan.first["prompt"]), list):
-        mapping["rendered"] = "prompt"
-        notes.append("prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)")
+        mapping["rendered"] = "prompt"  # TRL gives it to the model as it is
     # A reward function may log the group: its name tells the column.
     if not {*TARGETS["group"]} & scan.first.keys():
         mapping["group"] = BLOCKS
-    return mapping, notes
+    return mapping
 
 
 # verl's dump of rollouts. The legacy trainer, without `uid`, permuted the rows: no blocks are groups.
@@ -143,12 +139,12 @@ def _verl(fields: Fields) -> Iterator[Fields]:
     yield fields | {"prompt_uid": prompt}
 
 
-def _one_scorer(scan: Scan) -> Settled:
+def _one_scorer(scan: Scan) -> dict[str, str]:
     """Take the only number of a scorer as the reward; the user names one of several."""
     numbers = scan.first.get("scores") or {}
     names = [f"{name}.{key}" for name, inner in numbers.items() if isinstance(inner, dict) for key in inner]
     names += [name for name, inner in numbers.items() if not isinstance(inner, dict)]
-    return ({"reward": f"scores.{names[0]}"} if len(names) == 1 else {}), []
+    return {"reward": f"scores.{names[0]}"} if len(names) == 1 else {}
 
 
 # Any other log; a row with lists of completions and rewards is one group.
@@ -199,10 +195,6 @@ def _is_several(value: Any, name: str) -> bool:
     return not (is_one or isinstance(value[0], int))
 
 
-def _general(scan: Scan) -> Settled:
-    return ({"group": BLOCK}, ["a row with lists is one group"]) if BLOCK in scan.first else ({}, [])
-
-
 FORMATS = (
     # Also the pools that the seed author published.
     Format(
@@ -216,8 +208,7 @@ FORMATS = (
         has=" ".join(TRL_COLUMNS),
         # By the name of its file, or without a column that only logs of others have.
         recognises=lambda row: (
-            bool(STEP.search(row.file) and "completions_" in row.file)
-            or not {*TARGETS["reward"], *TARGETS["group"]} & row.fields.keys()
+            "completions_" in row.file or not {*TARGETS["reward"], *TARGETS["group"]} & row.fields.keys()
         ),
         mapping="step completion advantage",
         leave_out=_trl_repeats,
@@ -233,11 +224,6 @@ FORMATS = (
         name="prime-rl",
         has="traces",
         mapping="group problem step reward finish messages completion prompt_ids completion_ids mask logprobs",
-        notes=(
-            LabelNote(
-                "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)"
-            ),
-        ),
         unfold=prime_rl,
     ),
     Format(name="verifiers", has="example_id prompt completion reward", mapping="prompt completion reward"),
@@ -245,7 +231,6 @@ FORMATS = (
         name="inspect",
         has="id epoch messages scores",
         mapping="prompt completion tools finish=stop_reason",
-        notes=(LabelNote("letters of a scorer count as C = 1, P = 0.5, I = N = 0"),),
         unfold=inspect_sample,
         settle=_one_scorer,
     ),
@@ -268,5 +253,5 @@ FORMATS = (
         mapping="reward=rewards prompt completion prompt_ids completion_ids mask logprobs",
         unfold=nemo_rl,
     ),
-    Format(name=GENERAL, has="", unfold=_exploded, settle=_general),
+    Format(name=GENERAL, has="", unfold=_exploded, settle=lambda scan: {"group": BLOCK} if BLOCK in scan.first else {}),
 )

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
@@ -27,8 +28,8 @@ from replay_pools.logs.columns import (
     number_of,
     truth_of,
 )
-from replay_pools.logs.files import REPORT_EVERY, Row, Rows, SkipRow
-from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, is_plain
+from replay_pools.logs.files import EVALUATION, REPORT_EVERY, Row, Rows, SkipRow
+from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, wrong_value
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
@@ -117,23 +118,18 @@ class Reader:
         one, wrong = Logged(where=row.where, file=row.file), set[str]()
         if failed := [name for name, fails in self.failures.items() if name in row.fields and fails(row.fields[name])]:
             one.failure = f"`{failed[0]}` says that it is no rollout to train on; drop the column to keep it"
-        for target, column in self.columns.items():
+        steps: list[tuple[str, Callable[[Logged], None]]]
+        steps = [(target, partial(self._read, row, column)) for target, column in self.columns.items()]
+        for target, step in [*steps, ("completion", self._place_turns), ("mask", _place_mask)]:
+            if step == self._place_turns and wrong & {*PROMPTS, *COMPLETIONS, "system"}:
+                return one
             try:
-                self._read(row, column, one)
+                step(one)
             except SkipRow as reason:
                 one.failure = one.failure or str(reason)
             except InputError as error:
                 wrong.add(target)
-                self._refuse(row, target, error, faults)
-        if wrong & {*PROMPTS, *COMPLETIONS, "system"}:
-            return one
-        try:
-            _place_turns(one, has_completion="completion" in self.columns)
-            _place_mask(one)
-        except SkipRow as reason:
-            one.failure = one.failure or str(reason)
-        except InputError as error:
-            faults.note(error.at(f"{row.where} {error.where}"), error.where)
+                self._refuse(row, error.where or target, error, faults)
         if one.failure is None:
             self._check_needed(row, one, faults)
         return one
@@ -146,7 +142,7 @@ class Reader:
             others = {FILE: row.file, PROMPT: _PROMPT_KEY}
             parts = [look_up(row.fields, name, others.get(name)) for name, _ in column.terms]
             if any(part is None or part != part for part in parts):  # NaN: of a table with a gap
-                raise InputError("", expected="a value", found="null")
+                raise wrong_value("a value", None)
             setattr(one, target, tuple(map(str, parts)))
             return
         value = column.value(row.fields)
@@ -155,13 +151,11 @@ class Reader:
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return
         read = READERS[target](value)
-        if target == "truncated":
-            target, read = "finish", {True: "length", False: one.finish or "stop", None: one.finish}[read]
         for name, each in read.items() if target in SPREAD else [(target, read)]:
             setattr(one, name, each)
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
-        name, fix = self.columns[target].name, error.fix.replace("TARGET", target)
+        name, fix = self.columns[target].name if target in self.columns else target, error.fix.replace("TARGET", target)
         fix = fix.replace("COLUMN", name) if "COLUMN." in fix or "COLUMN>" in fix else fix
         said = name if name == target else f"{name} ({target})"
         if target in self.guessed:
@@ -181,15 +175,45 @@ class Reader:
                 faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
         if not one.messages or any(value is not None for value in prompts[1:]):
             return
-        target, last = "prompt" if "prompt" in self.columns else "messages", one.messages[-1]
-        if not last["content"].strip() and is_plain([last]):
-            expected, found = "a prompt with text", "an empty message at its end"
-            self._refuse(row, target, InputError("", expected=expected, found=found), faults)
-        if last["role"] == "assistant":
+        if one.messages[-1]["role"] == "assistant":
             fix = "--map completion=none takes that message for the completion; if it was begun for the policy, log "
             fix += "prompt_ids or the rendered prompt (--map rendered=COLUMN)"
-            expected, found = "a prompt without its answer", "a turn of the assistant at its end"
-            self._refuse(row, target, InputError("", expected=expected, found=found, fix=fix), faults)
+            error = InputError("", expected="a prompt without its answer", found="a turn of the assistant", fix=fix)
+            self._refuse(row, "prompt" if "prompt" in self.columns else "messages", error, faults)
+
+    def _place_turns(self, one: Logged) -> None:
+        """Put each message where it belongs: system, prompt, completion.
+
+        Raises:
+            InputError: two system prompts; its place is the target.
+        """
+        if one.system and one.messages:
+            first = one.messages[0]
+            if first["role"] != "system":
+                one.messages = [{"role": "system", "content": one.system}, *one.messages]
+            elif first["content"] != one.system:
+                expected = "one system prompt"
+                raise InputError("system", expected=expected, found="another in the messages", fix="--map system=none")
+        if one.messages and "completion" not in self.columns:
+            # A conversation that holds its answer; a tool's word behind it was not answered.
+            last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
+            messages = one.messages[: last + 1]
+            if messages[-1]["role"] == "assistant":
+                answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
+                is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
+                sampled = [place for place in answers if messages[place].get("trainable")] or answers
+                start = sampled[0] if is_agent or sampled is not answers else answers[-1]
+                one.messages = messages[:start] or None
+                _answer(one, messages[start:])
+        thought, text = one.reasoning, one.completion
+        if thought and text is not None and one.completion_ids is None and thought not in text:
+            one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
+        if one.turns:
+            if one.turns[0]["role"] != "assistant":
+                found = f"a turn of {one.turns[0]['role']} first"
+                raise InputError("completion", expected="turns that begin with the assistant's", found=found)
+            last = max(place for place, turn in enumerate(one.turns) if turn["role"] == "assistant")
+            _answer(one, one.turns[: last + 1])
 
 
 def _is_message(value: Any) -> bool:
@@ -198,68 +222,36 @@ def _is_message(value: Any) -> bool:
     return is_text or value is True or (isinstance(value, dict | list) and bool(value))
 
 
-def _is_yes(value: Any) -> bool:
-    return truth_of(value) is True
-
-
-def _is_no(value: Any) -> bool:
-    return truth_of(value) is False
-
-
 _FAILED = re.compile(r"(.*\.)?(abort(ed)?|fail(ed|ure)|error(ed)?|cancell?ed|timeout)", re.I)
-_EVALUATION = re.compile(r"(.*[_-])?(eval|evaluation|val|valid|validation|test|dev)", re.I)
 # {a column: whether its value says that the row is no rollout to train on}
 STATUS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("error", "errors", "exception"), _is_message),
     "status": lambda value: isinstance(value, str) and _FAILED.fullmatch(value) is not None,
-    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), _is_yes),
-    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), _is_no),
+    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
+    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
 }
 # {a column that may tell training and evaluation apart: whether its value says that the row is an evaluation}
 EVALUATIONS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("split", "phase", "mode", "partition", "subset", "stage", "data_split"),
-        lambda value: isinstance(value, str) and _EVALUATION.fullmatch(value) is not None,
+        lambda value: isinstance(value, str) and EVALUATION.search(value) is not None,
     ),
-    **dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), _is_yes),
-    **dict.fromkeys(("eval", "validate", "validation", "evaluation"), _is_yes),
-    **dict.fromkeys(("is_train", "is_training"), _is_no),
+    **dict.fromkeys(
+        [
+            "is_eval",
+            "is_val",
+            "is_test",
+            "is_evaluation",
+            "is_validation",
+            "eval",
+            "validate",
+            "validation",
+            "evaluation",
+        ],
+        lambda value: truth_of(value) is True,
+    ),
+    **dict.fromkeys(("is_train", "is_training"), lambda value: truth_of(value) is False),
 }
-
-
-def _place_turns(one: Logged, *, has_completion: bool) -> None:
-    """Put each message where it belongs: system, prompt, completion.
-
-    Raises:
-        InputError: two system prompts; its place is the target.
-    """
-    if one.system and one.messages:
-        first = one.messages[0]
-        if first["role"] != "system":
-            one.messages = [{"role": "system", "content": one.system}, *one.messages]
-        elif first["content"] != one.system:
-            expected = "one system prompt"
-            raise InputError("system", expected=expected, found="another in the messages", fix="--map system=none")
-    if one.messages and not has_completion:
-        # A conversation that holds its answer; a tool's word behind it was not answered.
-        last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
-        messages = one.messages[: last + 1]
-        if messages[-1]["role"] == "assistant":
-            answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
-            is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
-            sampled = [place for place in answers if messages[place].get("trainable")] or answers
-            start = sampled[0] if is_agent or sampled is not answers else answers[-1]
-            one.messages = messages[:start] or None
-            _answer(one, messages[start:])
-    thought, text = one.reasoning, one.completion
-    if thought and text is not None and one.completion_ids is None and thought not in text:
-        one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
-    if one.turns:
-        if one.turns[0]["role"] != "assistant":
-            found = f"a turn of {one.turns[0]['role']} first"
-            raise InputError("completion", expected="turns that begin with the assistant's", found=found)
-        last = max(place for place, turn in enumerate(one.turns) if turn["role"] == "assistant")
-        _answer(one, one.turns[: last + 1])
 
 
 def _answer(one: Logged, turns: Turns) -> None:

@@ -5,9 +5,8 @@ A flat row of several turns has the ids of all of them, and a mask of the sample
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from replay_pools.logs.columns import look_up, number_of, opened
+from replay_pools.logs.columns import look_up, opened
 from replay_pools.logs.files import Fields, SkipRow
 from replay_pools.logs.values import joined_text
 
@@ -53,9 +52,8 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
         raise SkipRow("no sampled turn")
     rewards = trace.get("rewards") or {}
     # Of the call that wrote the last sampled node: by its number, else the last one.
-    calls = trace.get("calls") or []
-    if any("node" in call for call in calls):
-        calls = [call for call in calls if call.get("node") == path[sampled[-1]]]
+    last = path[sampled[-1]]
+    calls = [call for call in trace.get("calls") or [] if call.get("node", last) == last]
     parts = [part for part in rewards.values() if part and part["score"] is not None]
     turns = [node["message"] for node in nodes]
     row: Fields = {
@@ -99,11 +97,12 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
     if not answers:
         raise SkipRow("no answer of the model")
     tools = [event.get("tools") for event in sample.get("events") or [] if event.get("event") == "model"]
-    if any("tool_calls" in turn or turn["role"] == "tool" for turn in turns[answers[0] :]) and not any(tools):
-        raise SkipRow("an agent without the schemas of its tools")
     if any(each != tools[0] for each in tools):
         raise SkipRow("tools that change between calls of the model")
-    scores = {name: _score(score) for name, score in (sample.get("scores") or {}).items()}
+    scores = {}
+    for name, score in (sample.get("scores") or {}).items():
+        value = score.get("value", score) if isinstance(score, dict) else score
+        scores[name] = GRADES.get(value, value) if isinstance(value, str) else value
     yield {
         **sample,
         "epoch": None,  # counts samples of one problem, not passes over the data
@@ -130,16 +129,6 @@ def _inspect_turn(message: Fields) -> Fields:
         raise SkipRow(f"content with {', '.join(kinds)} next to the text")
     calls = [{"name": call["function"], "arguments": call["arguments"]} for call in message.get("tool_calls") or []]
     return turn | ({"tool_calls": calls} if calls else {})
-
-
-def _score(score: Any) -> Any:
-    """Return the value of a score as a number, or a dictionary or a list of numbers; None where it is none of them."""
-    value = score.get("value") if isinstance(score, dict) and "value" in score else score
-    if isinstance(value, dict):
-        return {key: _score(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_score(inner) for inner in value]
-    return number_of(GRADES.get(value, value) if isinstance(value, str) else value)
 
 
 # slime: `Sample.to_dict`, with the `tokens` of prompt and response.
@@ -220,8 +209,6 @@ def nemo_rl(fields: Fields) -> Iterator[Fields]:
     row: Fields = {
         name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in fields.items()
     }
-    if row.get("sample_loss_mask") in (0, 0.0, False):
-        raise SkipRow("sample_loss_mask is 0")
     if row.get("token_ids") and row.get("token_loss_mask"):
         length = int(row["input_lengths"])
         names = {"completion_ids": "token_ids", "mask": "token_loss_mask", "logprobs": "generation_logprobs"}
