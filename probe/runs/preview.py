@@ -56,7 +56,7 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> 
     """Say what `train` with the same arguments would sample, in one process; it raises as `preview_replay`."""
     inputs = TrainingInputs(config, out_dir)
     config, rollouts, evaluation = inputs.config, inputs.config.rollouts, inputs.config.evaluation
-    sampled = inputs.problems.num_batches * rollouts.prompts_per_step * rollouts.group
+    sampled = len(inputs.candidates) * rollouts.prompts_per_step * rollouts.group
     evaluated = evaluation.num_problems * evaluation.rollouts_per_problem * len(eval_settings(config))
     times = len({*range(0, config.steps, evaluation.every), config.steps})  # before steps, and after the last one
     work = {

@@ -99,8 +99,7 @@ def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None,
     with timings.phase("monitor"):
         monitor = open_monitor(config, policy, setup.bases, inputs.out_dir)
     if rollouts.prefetch or rollouts.earlier_checkpoint is not None:
-        every = None if rollouts.earlier_checkpoint is None else rollouts.earlier_checkpoint.every
-        training.past = PastWeights(trained, prefetch=rollouts.prefetch, iterations=rollouts.iterations, every=every)
+        training.past = PastWeights(trained, rollouts)
     adapter, name = config.model.adapter, f"{IN_TRAINING}arm {arm}, seed {config.seed}"  # in the pools' headers
     name += f", from {adapter}" if adapter else ""
     # Ranks of one machine grade at the same time and share its cores.
@@ -114,9 +113,9 @@ def _run(inputs: TrainingInputs, setup: Setup, directory: Path, url: str | None,
         with timings.phase("canary"):
             if world.is_main:
                 # First, because the worker of the canary's last submissions then also grades the rollouts.
-                inputs.say(check_pay(config, grader, inputs.problems.listed, engine.chat))
+                inputs.say(check_pay(config, grader, inputs.listed, engine.chat))
                 # Problems repeat over batches; check each once.
-                problems = chain(inputs.held_out, inputs.problems.listed)
+                problems = chain(inputs.held_out, inputs.listed)
                 canary(grader, {problem.problem_id: problem for problem in problems}.values())
             grader.limits = world.broadcast(grader.limits)
         if world.is_main:

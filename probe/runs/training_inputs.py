@@ -1,13 +1,13 @@
 """The inputs of a training: problems, teacher, and the record of both. Loads no weights."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from probe.records.run import OWN_POOLS
 from probe.runs.heldout import hold_out
 from probe.runs.inputs import Inputs, with_divisor
-from probe.runs.sources.others import taught_problems
-from probe.runs.sources.problems import Problems, choose_problems
+from probe.runs.sources.problems import Counts, choose_problems, draw
 from probe.runs.sources.rewards import check_payable
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
@@ -23,10 +23,11 @@ class TrainingInputs(Inputs[TrainConfig]):
 
     Attributes:
         teacher: the pool of `rollouts.teacher`; None without one.
-        problems: problems by batch: `prompts_per_step` (1 + resamples) of them. Batches with teacher rollouts draw from
-            the problems in the teacher's pool.
+        shares: (teacher rollouts, past-self rollouts) in a group, by batch.
+        width: problems of a batch, `prompts_per_step` (1 + resamples).
+        candidates: of every batch its problems, or with a priority those that they are drawn from. In batches with
+            teacher rollouts all are in the teacher's pool.
         held_out: the problems to evaluate on.
-        counts: (teacher rollouts, past-self rollouts) in a group, by batch.
 
     Raises:
         InputError: too few problems, or none in the teacher's pool; no such pool, a pool with the name of one of the
@@ -38,41 +39,76 @@ class TrainingInputs(Inputs[TrainConfig]):
         self, config: TrainConfig, out_dir: Path, say: Callable[[str], None] = lambda text: None, world: World = SOLO
     ) -> None:
         super().__init__(with_divisor(config, config.rollouts.sampler.max_new_tokens), out_dir, say, world)
-        self.counts = [config.rollouts.counts(step) for step in range(0, config.steps, config.rollouts.iterations)]
+        rollouts = config.rollouts
+        self.shares = [rollouts.counts(step) for step in range(0, config.steps, rollouts.iterations)]
+        self.width = rollouts.prompts_per_step * (1 + rollouts.dynamic_sampling)
         self.teacher = _open_teacher(self.config, out_dir)
         self.pools = () if self.teacher is None else (self.teacher,)
-        self.problems, self.held_out = self._problems()
-
-    def _problems(self) -> tuple[Problems, list[Problem]]:
-        rollouts, seed = self.config.rollouts, self.config.seed
         environment = get_environment(rollouts.env)
         splits = environment.problems("train"), environment.problems("eval")
-        left, held_out = hold_out(*splits, self.config.evaluation.num_problems)
+        left, self.held_out = hold_out(*splits, config.evaluation.num_problems)
         wanted = rollouts.num_problems or len(left)
         if wanted > len(left):
             actual = f"{len(left)} that are not held out"
             raise InputError("rollouts.num_problems", expected=f"{wanted} problems to train on", found=actual)
-        trained = known = left[:wanted]
+        self.candidates = self._candidates(left[:wanted])
+
+    def _candidates(self, problems: Sequence[Problem]) -> list[Sequence[Problem]]:
+        config, priority = self.config, self.config.rollouts.prioritise
+        is_taught = [taught > 0 for taught, _ in self.shares]
+        choices = {False: problems}
         if self.teacher is not None:
-            known = taught_problems(trained, self.teacher)
-        width = rollouts.prompts_per_step * (1 + rollouts.dynamic_sampling)
-        is_taught = [taught > 0 for taught, _ in self.counts]
-        pools, priority = {True: known, False: trained}, rollouts.prioritise
-        candidates = [pools[teaches] for teaches in is_taught]
-        if priority is None:
-            drawn = {}
-            for teaches, pool in pools.items():
-                batches = is_taught.count(teaches)
-                drawn[teaches] = iter(choose_problems(pool, batches=batches, prompts_per_step=width, seed=seed))
-            candidates = [next(drawn[teaches]) for teaches in is_taught]
-        problems = Problems(candidates, width, priority, seed, self.world)
+            known = {rollout.problem_id for step in self.teacher.steps for rollout in step}
+            choices[True] = [problem for problem in problems if problem.problem_id in known]
+            if not choices[True]:
+                where, expected = f"pool {self.teacher.name}", "rollouts on problems that are trained on"
+                raise InputError(where, expected=expected, found="none")
+        if priority is not None:
+            candidates = [choices[teaches] for teaches in is_taught]
+            if (fewest := min(map(len, candidates))) <= self.width:
+                expected = (
+                    f"more problems than the {self.width} of a batch, which would take all whatever their weights"
+                )
+                fix = "train on more problems, or on fewer prompts a step"
+                raise InputError("rollouts.prioritise", expected=expected, found=str(fewest), fix=fix)
+        else:
+            size = {"prompts_per_step": self.width, "seed": config.seed}
+            batches = {
+                teaches: iter(choose_problems(choice, batches=is_taught.count(teaches), **size))
+                for teaches, choice in choices.items()
+            }
+            candidates = [next(batches[teaches]) for teaches in is_taught]
         met = [problem.problem_id for batch in candidates for problem in batch]
-        if self.config.objective.reward == "surprise" and len(set(met)) == len(met):
+        if config.objective.reward == "surprise" and len(set(met)) == len(met):
             # All problems would have the same expected reward.
             found = f"{len(met)} problems in {len(candidates)} batches, each once"
             fix = f"--set rollouts.num_problems={max(len(met) // 4, 1)}, or more steps"
             raise InputError("objective.reward surprise", expected="problems that come back", found=found, fix=fix)
-        return problems, held_out
+        return candidates
+
+    @property
+    def listed(self) -> Sequence[Problem]:
+        """Problems for the pool's header: all of the batches, or all candidates of draws."""
+        listed = [problem for batch in self.candidates for problem in batch]
+        by_id = {problem.problem_id: problem for problem in listed}
+        return listed if self.config.rollouts.prioritise is None else [*by_id.values()]
+
+    def problems(self, batch: int, counts: Callable[[int], Mapping[str, Counts]]) -> Sequence[Problem]:
+        """Return the problems of a batch.
+
+        Draws by priority depend on the seed, the batch and the counts before it alone, so that a resumed run repeats
+        them; rank 0 draws for all.
+        """
+        candidates, priority, seed = self.candidates[batch], self.config.rollouts.prioritise, self.config.seed
+        if priority is None:
+            return candidates
+
+        def drawn() -> list[str]:
+            generator = random.Random(f"prioritise/{seed}/{batch}")
+            return draw(candidates, counts(batch), priority, self.width, generator)
+
+        by_id = {problem.problem_id: problem for problem in candidates}
+        return [by_id[name] for name in self.world.on_main(drawn)]
 
 
 def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:

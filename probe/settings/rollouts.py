@@ -47,7 +47,7 @@ class SourceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class TeacherConfig:
-    """Rollouts of a hacking policy that replace some of the policy's own (`probe.runs.sources.others`).
+    """Rollouts of a hacking policy that replace some of the policy's own (`probe.runs.sources.sampled`).
 
     Their share is `fraction` until `off_step` and then moves linearly, over `ramp_steps`, to `end_fraction`.
     """

@@ -8,8 +8,6 @@ A group without reward variance has no policy gradient. With `dynamic_sampling` 
 (dynamic sampling, DAPO, arXiv 2503.14476). With P prompts a step, batch b owns the pool's steps
 b P (1 + R) .. (b + 1) P (1 + R) - 1; place i of attempt a is P a + i, and unused places stay empty.
 
-Rollouts of other policies (`probe.runs.sources.others`) may complete the groups.
-
 Ranks split the groups of an attempt. Each samples and grades its groups, with the noise of a single-rank run; rank 0
 writes all, and all ranks read them from disk.
 """
@@ -22,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probe.runs.sources.problems import Counts, Tally
+from probe.runs.sources.problems import Counts, counted
 from probe.runs.sources.rewards import reward_of
 from probe.step.distributed import World
 from probe.step.groups import Group, RolloutKey, make_group
@@ -37,20 +35,19 @@ if TYPE_CHECKING:
     from probe.runs.training_inputs import TrainingInputs
 
 Keyed = list[tuple[RolloutKey, Rollout]]
-Sampling = Callable[[int], AbstractContextManager[object]]  # open while a batch is sampled
 
 
 class LiveSource:
-    """Groups on the problems of `probe.runs.sources.problems`, sampled from the current policy.
+    """Groups on the problems of the inputs, sampled from the current policy.
 
     Args:
         directory: the pool; its name is the pool's name in records.
-        inputs: settings, problems and ranks; the problems of a batch are requested when it is sampled.
+        inputs: settings, problems and ranks.
         maker: samples from the policy in training, and grades.
         sizes: the policy's rollouts in a group, by batch; `others` add the rest.
         seed: seeds the sampling noise, together with the batch.
         sampling: open while a batch is sampled.
-        tally: the record to draw problems by; None = this pool's.
+        counts: replaces `counts`, by which problems are drawn: those of another pool on the same problems.
         origin: added to the name of the policy in the pool's header.
 
     Attributes:
@@ -66,32 +63,33 @@ class LiveSource:
         *,
         sizes: Sequence[int],
         seed: int,
-        sampling: Sampling = nullcontext,
-        tally: Tally | None = None,
+        sampling: Callable[[int], AbstractContextManager[object]] = nullcontext,
+        counts: Callable[[int], Mapping[str, Counts]] | None = None,
         origin: str = "",
     ) -> None:
-        rollouts, problems, self._world = inputs.config.rollouts, inputs.problems, inputs.world
+        rollouts, num_batches = inputs.config.rollouts, len(inputs.candidates)
         plan = PoolPlan(
             env=rollouts.env,
             split="train",
             mode=rollouts.mode,
             hint=rollouts.hint,
-            steps=problems.num_batches * problems.width,
+            steps=num_batches * inputs.width,
             group=maker.group,
             seed=inputs.config.seed,
             steps_per_batch=rollouts.prompts_per_step,
         )
-        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed)
+        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, inputs.listed)
         if origin:
             header["policy"] = header["policy"] | {"adapter": header["policy"]["adapter"] + origin}
-        self._writer = self._world.on_main(lambda: PoolWriter(directory, header=header))
-        self._maker, self._problems, self._config = maker, problems, rollouts
-        self._seed, self._sizes, self._sampling = seed, sizes, sampling
+        self._writer = inputs.world.on_main(lambda: PoolWriter(directory, header=header))
+        self._inputs, self._maker, self._config = inputs, maker, rollouts
+        self._sizes, self._seed, self._sampling = sizes, seed, sampling
         self._reward = reward_of(rollouts.pay, inputs.config.remedy)
         self._rollouts: dict[RolloutKey, Rollout] = {}  # in the newest batch
-        self.num_steps = problems.num_batches * rollouts.iterations
+        self._counts: dict[int, Mapping[str, Counts]] = {0: {}}  # by batch; a thread that samples ahead fills it, too
+        self._drawn_by = counts or self.counts
+        self.num_steps = num_batches * rollouts.iterations
         self.others: Sequence[Callable[[int, Sequence[Rollout]], Sequence[Keyed]]] = ()
-        self.tally = tally or Tally(self._held, self._reward)
 
     def groups(self, step: int) -> tuple[Group, ...]:
         """Return the groups of a step, sampled now unless the pool holds them: the policy's rollouts come first."""
@@ -108,9 +106,17 @@ class LiveSource:
         """Return a rollout of the newest batch with its labels."""
         return self._rollouts[key]
 
-    def counts(self, step: int) -> Mapping[str, Counts]:
-        """Return {problem_id: counts of the policy's rollouts} before the batch of a step, on every rank."""
-        return self._world.on_main(lambda: self.tally.before(step // self._config.iterations))
+    def counts(self, batch: int) -> Mapping[str, Counts]:
+        """Return {problem_id: counts of the pool's rollouts} in the batches before this one; on rank 0.
+
+        They are counted from disk, so that a resumed run, or one that samples ahead, gets the same counts.
+        """
+        for done in range(len(self._counts) - 1, batch):
+            first, sampled = done * self._inputs.width, self._config.prompts_per_step
+            steps = [_stored(self._writer, first + place) for place in range(sampled)]
+            steps += [self._writer.read_step(first + place) or [] for place in range(sampled, self._inputs.width)]
+            self._counts[done + 1] = counted(self._counts[done], chain(*steps), self._reward)
+        return self._counts[batch]
 
     def sampled(self, batch: int, engine: Engine | None = None) -> list[Keyed]:
         """Return the policy's rollouts in the groups of a batch, from disk.
@@ -119,13 +125,14 @@ class LiveSource:
             engine: samples in place of the maker's, with weights of its own, so that another thread may call this.
         """
         maker = replace(self._maker, group=self._sizes[batch], engine=engine or self._maker.engine)
-        sampling = self._sampling(batch) if engine is None else nullcontext()
         # The reward variance of a group that others complete is not known yet: none is sampled again.
         resamples = self._config.dynamic_sampling if maker.group == self._config.group else 0
-        with sampling:
-            groups = self._attempt(maker, batch, 0, range(self._config.prompts_per_step))
-            for attempt in range(1, 1 + resamples):
-                groups |= self._attempt(maker, batch, attempt, [i for i in groups if self._is_flat(groups[i])])
+        places: Sequence[int] = range(self._config.prompts_per_step)
+        groups: dict[int, Keyed] = {}
+        with self._sampling(batch) if engine is None else nullcontext():
+            for attempt in range(1 + resamples):
+                groups |= self._attempt(maker, batch, attempt, places)
+                places = [place for place in groups if self._is_flat(groups[place])]
         return list(groups.values())
 
     def _is_flat(self, group: Keyed) -> bool:
@@ -137,31 +144,21 @@ class LiveSource:
         """Return {place in the batch: group} of one attempt, sampled together unless the pool holds them."""
         if not places:
             return {}
-        problems, offset = self._problems.batch(batch, self.tally), attempt * self._config.prompts_per_step
-        first = batch * self._problems.width
-        positions = {first + offset + i: problems[offset + i] for i in places}
+        problems = self._inputs.problems(batch, self._drawn_by)
+        first, offset = batch * self._inputs.width, attempt * self._config.prompts_per_step
+        positions = {first + offset + place: problems[offset + place] for place in places}
         # The first attempt has the same seed as a run without resamples.
         seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
-        groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
-        return dict(zip(places, map(self._keyed, groups), strict=True))
-
-    def _keyed(self, rollouts: Sequence[Rollout]) -> Keyed:
+        groups = write_groups(self._inputs.world, maker, self._writer, positions, seed=seed)
         name = self._writer.directory.name
-        return [(RolloutKey(name, rollout.step, rollout.sample_id), rollout) for rollout in rollouts]
-
-    def _held(self, batch: int) -> dict[RolloutKey, Rollout]:
-        """Return the pool's rollouts of a completely sampled batch, resamples included."""
-        first, width = batch * self._problems.width, self._config.prompts_per_step
-        rollouts = list(chain(*(_stored(self._writer, first + i) for i in range(width))))
-        for step in range(first + width, first + self._problems.width):
-            rollouts += self._writer.read_step(step) or []
-        return dict(self._keyed(rollouts))
+        keyed = [[(RolloutKey(name, one.step, one.sample_id), one) for one in group] for group in groups]
+        return dict(zip(places, keyed, strict=True))
 
     def finish(self, batches: int) -> None:
         """Keep the first `batches` and complete the pool with a manifest."""
-        if not self._world.is_main:
+        if not self._inputs.world.is_main:
             return
-        self._writer.drop_steps(self._problems.width * batches)
+        self._writer.drop_steps(self._inputs.width * batches)
         # A run that stopped early may have an empty pool.
         if step_files(self._writer.directory):
             self._writer.finish()

@@ -11,9 +11,9 @@ batches in a thread while a step is computed (`Ahead`).
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any, final
@@ -21,36 +21,33 @@ from typing import Any, final
 from torch import Tensor
 
 from extraction.adapters.trained import Trained
-from probe.runs.sources.live import LiveSource
 from probe.runs.sources.served import PushedEngine
+from probe.settings.rollouts import RolloutConfig
+from replay_pools.engines import Engine
 
 
 @final
 class PastWeights:
-    """The policy's weights at the start of the batches that coming ones are sampled from.
+    """The policy's weights at the start of the batches that coming ones are sampled from."""
 
-    Args:
-        trained: the policy.
-        prefetch: n, batches that sampling runs ahead.
-        iterations: optimizer steps on each batch.
-        every: steps between earlier checkpoints, a multiple of `iterations`; None = no earlier checkpoint.
-    """
-
-    def __init__(self, trained: Trained, *, prefetch: int = 0, iterations: int = 1, every: int | None = None) -> None:
-        self._trained, self.prefetch, self._iterations = trained, prefetch, iterations
-        self._every = None if every is None else every // iterations  # batches
+    def __init__(self, trained: Trained, config: RolloutConfig) -> None:
+        earlier = config.earlier_checkpoint
+        self._trained, self.prefetch, self._iterations = trained, config.prefetch, config.iterations
+        self._every = 1 if earlier is None else earlier.every // config.iterations  # batches
         self._weights: dict[int, dict[str, Tensor]] = {}  # by batch, oldest first; on the CPU
 
     def keep(self, batch: int) -> None:
         """Keep the current weights for the start of a batch, unless it has already started."""
         if batch not in self._weights:
             self._weights[batch] = {module: value.cpu() for module, value in self._trained.values().items()}
-        needed = {self._earlier(batch), *range(self._sampled_at(batch), batch + 1)}
+        sampled = self._sampled_at(batch)
+        needed = {sampled - sampled % self._every, *range(sampled, batch + 1)}
         self._weights = {kept: weights for kept, weights in self._weights.items() if kept in needed}
 
     def sampling(self, batch: int, *, earlier: bool = False) -> AbstractContextManager[None]:
         """Restore the weights that sample a batch, or those of its earlier checkpoint, while open."""
-        return self._trained.at(self._weights[self._earlier(batch) if earlier else self._sampled_at(batch)])
+        sampled = self._sampled_at(batch)
+        return self._trained.at(self._weights[sampled - sampled % self._every if earlier else sampled])
 
     def staleness(self, step: int) -> int | None:
         """Return the updates between the sampling of a step's rollouts and the step; None if nothing runs ahead."""
@@ -68,21 +65,24 @@ class PastWeights:
         """Return the batch with the weights that sample `batch`."""
         return max(0, batch - self.prefetch)
 
-    def _earlier(self, batch: int) -> int:
-        """Return the batch with the weights of the earlier checkpoint."""
-        at = self._sampled_at(batch)
-        return at if self._every is None else at - at % self._every
-
 
 @final
 class Ahead:
     """A thread that samples the next batches on a server.
 
     Close it before the server's engine: closing finishes the current batch and drops the later ones.
+
+    Args:
+        past: the weights to sample from.
+        engine: saves them for the server.
+        num_batches: of the run.
+        sample: samples a batch with an engine.
     """
 
-    def __init__(self, source: LiveSource, past: PastWeights, engine: PushedEngine, num_batches: int) -> None:
-        self._source, self._past, self._engine, self._num_batches = source, past, engine, num_batches
+    def __init__(
+        self, past: PastWeights, engine: PushedEngine, num_batches: int, sample: Callable[[int, Engine], object]
+    ) -> None:
+        self._past, self._engine, self._num_batches, self._sample = past, engine, num_batches, sample
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self._started: dict[int, Future[None]] = {}  # by batch
         self._adapters: list[Path] = []
@@ -108,5 +108,5 @@ class Ahead:
         # No batch follows a failed one, because its problems may depend on the batches before it.
         if before is not None:
             before.result()
-        with self._engine.frozen(adapter) as engine:
-            self._source.sampled(batch, engine)
+        with ExitStack() as stack:
+            self._sample(batch, self._engine.push(adapter, stack))

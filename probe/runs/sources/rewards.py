@@ -31,9 +31,8 @@ graded rollouts; only the loss sees changed rewards, and no other labels (`probe
 `probe.settings.remedy`; a use of a monitor is one more row of `USES`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import final
 
 import numpy as np
@@ -42,15 +41,15 @@ from scipy import special
 
 from probe.analysis.statistics.intervals import Array
 from probe.runs.monitors import Monitor
-from probe.runs.sources.problems import NEVER_MET, Counts
+from probe.runs.sources.problems import Counts
 from probe.settings.remedy import RemedyConfig
-from probe.settings.words import Pay
-from probe.step.groups import Group, GroupSource, RolloutKey
+from probe.settings.words import Pay, Remedy
+from probe.step.groups import Group, GroupSource
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import instructed
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import Pool
-from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout, prompt_sha
+from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
 
 
 def _by_tests(rollout: Rollout) -> float:
@@ -63,6 +62,16 @@ Flags = NDArray[np.bool_]
 FLOOR = 0.1  # of the sd within a group, as a share of the sd over the step
 # {pay: reward of a rollout}
 PAYS: Mapping[Pay, Callable[[Rollout], float]] = {"pass": lambda rollout: rollout.reward, "tests": _by_tests}
+# {use of a monitor: rewards of the loss}. Arguments: rewards r, z of the scores (0 without one), flags f, passes p, of
+# one shape each, and the strength a.
+USES: Mapping[Remedy, Callable[[Array, Array, Flags, Flags, float], Array]] = {
+    "screening": lambda r, z, f, p, a: np.where(f, np.nan, r),
+    "penalty": lambda r, z, f, p, a: r - a * f,
+    "additive": lambda r, z, f, p, a: r - a * z.clip(min=0),
+    "multiplicative": lambda r, z, f, p, a: r * (1 - a * special.expit(z) * (z > 0)),
+    "finetune-accepted": lambda r, z, f, p, a: (p & ~f).astype(float),
+    "quarantine": lambda r, z, f, p, a: r,
+}
 
 
 def reward_of(pay: Pay, remedy: RemedyConfig | None) -> Callable[[Rollout], float]:
@@ -111,18 +120,6 @@ def group_z(scores: Array, step_sd: float) -> Array:
     return (scores - np.nanmean(scores)) / max(float(np.nanstd(scores)), FLOOR * step_sd, 1e-12)
 
 
-# {use of a monitor: rewards of the loss}, (G,) of one group. Arguments: rewards r, z of the scores (0 without one),
-# flags f, passes p, (G,) each, and the strength a.
-USES: Mapping[str, Callable[[Array, Array, Flags, Flags, float], Array]] = {
-    "screening": lambda r, z, f, p, a: np.where(f, np.nan, r),
-    "penalty": lambda r, z, f, p, a: r - a * f,
-    "additive": lambda r, z, f, p, a: r - a * z.clip(min=0),
-    "multiplicative": lambda r, z, f, p, a: r * (1 - a * special.expit(z) * (z > 0)),
-    "finetune-accepted": lambda r, z, f, p, a: (p & ~f).astype(float),
-    "quarantine": lambda r, z, f, p, a: r,
-}
-
-
 @final
 class ChangedSource:
     """A `GroupSource` (`probe.step.groups`): changed groups of another source; rollouts keep their labels.
@@ -134,15 +131,11 @@ class ChangedSource:
 
     def __init__(self, source: GroupSource, change: Callable[[int, tuple[Group, ...]], Iterable[Group]]) -> None:
         self._source, self._change = source, change
-        self.num_steps = source.num_steps
+        self.num_steps, self.rollout = source.num_steps, source.rollout
 
     def groups(self, step: int) -> tuple[Group, ...]:
         """Return the changed groups of a step."""
         return tuple(self._change(step, self._source.groups(step)))
-
-    def rollout(self, key: RolloutKey) -> Rollout:
-        """Return the rollout as sampled and graded."""
-        return self._source.rollout(key)
 
 
 def remedied(
@@ -159,49 +152,35 @@ def remedied(
         pay: the training's pay.
         monitor: scores the rollouts of a step; None: the remedy uses none.
     """
-    reward = reward_of(pay, remedy)
+    reward, asks = reward_of(pay, remedy), remedy.update_instruction
 
-    def change(step: int, groups: tuple[Group, ...]) -> Iterable[Group]:
-        rollouts = [[source.rollout(key) for key in group.keys] for group in groups]
-        rewards = [np.array([*map(reward, group)]) for group in rollouts]
-        flagged: list[tuple[bool, ...] | None] = [None] * len(groups)
+    def change(step: int, groups: tuple[Group, ...]) -> Iterator[Group]:
+        keys = [key for group in groups for key in group.keys]
+        rollouts = [source.rollout(key) for key in keys]
+        rewards = np.array([*map(reward, rollouts)]).reshape(len(groups), -1)
+        flags = np.zeros(rewards.shape, dtype=bool)
         if monitor is not None:
-            pools = [key.pool for group in groups for key in group.keys]
-            reading = monitor.read([*chain(*rollouts)], pools)
-            known = reading.scores[~np.isnan(reading.scores)]
+            reading = monitor.read(rollouts, [key.pool for key in keys])
+            scores, flags = reading.scores.reshape(rewards.shape), reading.flags.reshape(rewards.shape)
+            known = scores[~np.isnan(scores)]
             step_sd = float(known.std()) if len(known) else 0.0
-            ends = np.cumsum([*map(len, rollouts)])[:-1]
-            scores, flags = np.split(reading.scores, ends), np.split(reading.flags, ends)
-            for i, group in enumerate(rollouts):
-                passed = np.array([one.grade.passed is True for one in group])
-                z = np.nan_to_num(group_z(scores[i], step_sd))
-                rewards[i] = USES[remedy.name](rewards[i], z, flags[i], passed, remedy.strength_used)
-                if remedy.name == "quarantine":
-                    flagged[i] = tuple(flags[i].tolist())
-        if np.isnan(np.concatenate(rewards)).all():
+            z = np.nan_to_num([group_z(row, step_sd) for row in scores])
+            passed = np.array([one.grade.passed is True for one in rollouts]).reshape(rewards.shape)
+            rewards = USES[remedy.name](rewards, z, flags, passed, remedy.strength_used)
+        if np.isnan(rewards).all():
             # Statistics of a step need a known reward; equal rewards give no advantage either.
-            rewards = [np.zeros_like(own) for own in rewards]
-        for group, sampled, paid, flags in zip(groups, rollouts, rewards, flagged, strict=True):
-            group = replace(group, rewards=tuple(paid.tolist()), flagged=flags)
-            asks = remedy.update_instruction
-            yield group if asks is None else _asked(group, sampled, asks, chat)
+            rewards = np.zeros_like(rewards)
+        for i, group in enumerate(groups):
+            flagged = tuple(flags[i].tolist()) if remedy.name == "quarantine" else None
+            group = replace(group, rewards=tuple(rewards[i].tolist()), flagged=flagged)
+            if asks is not None:
+                # In every prompt: the policy's rollouts may already have it, a teacher's do not.
+                prompts = [chat.render(instructed(source.rollout(key).messages, asks)) for key in group.keys]
+                ids, texts = tuple(ids for _, ids in prompts), {text for text, _ in prompts}
+                group = replace(group, prompt_ids=ids, mixed_prompt=len(texts) > 1)
+            yield group
 
     return ChangedSource(source, change)
-
-
-def _asked(group: Group, rollouts: Sequence[Rollout], instruction: str, chat: Chat) -> Group:
-    """Return the group with the instruction in every prompt."""
-    # The policy's rollouts may already have it, a teacher's do not.
-    prompts = [chat.render(instructed(rollout.messages, instruction)) for rollout in rollouts]
-    ids, texts = tuple(ids for _, ids in prompts), {text for text, _ in prompts}
-    return replace(group, prompt_ids=ids, mixed_prompt=len(texts) > 1)
-
-
-def plain_prompt(chat: Chat, instruction: str | None, rollout: Rollout) -> str:
-    """Return the `prompt_sha` of a rollout's prompt without the instruction that it was sampled under, if any."""
-    if instruction is None:
-        return rollout.prompt_sha
-    return prompt_sha(chat.render(instructed(rollout.messages, instruction, is_asked=False))[0])
 
 
 def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]]) -> ChangedSource:
@@ -212,11 +191,10 @@ def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]
     The expected reward of a new problem is half of the largest one. As in an Elo rating, success on a rarely rewarded
     problem counts more than on an easy one.
 
-    The expected reward is the same for all rollouts of a group. Estimators compare a rollout with its group (or
-    stratum), so it cancels there and in the group's standard deviation. It acts only in the batch's standard deviation,
-    which `scale_rewards` "batch" divides by. That is one positive factor on all advantages of a batch, relative to the
-    caps on advantages and the gradient norm, and to other batches in AdamW's moments. Settings without this effect are
-    refused (`probe.settings.loss`, `probe.settings.run`).
+    Estimators compare a rollout with its group (or stratum), within which the expected reward cancels. It acts only in
+    the batch's standard deviation, which `scale_rewards` "batch" divides by: as one positive factor on all advantages
+    of a batch, relative to the caps on advantages and the gradient norm, and to other batches in AdamW's moments.
+    Settings without this effect are refused (`probe.settings.loss`, `probe.settings.run`).
 
     Args:
         source: groups with the rewards of the loss; nan stays nan.
@@ -226,7 +204,7 @@ def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]
     def change(step: int, groups: tuple[Group, ...]) -> Iterator[Group]:
         known = counts(step)
         for group in groups:
-            expected = known.get(group.problem_id, NEVER_MET).expected_reward
+            expected = known.get(group.problem_id, Counts()).expected_reward
             yield replace(group, rewards=tuple(reward - expected for reward in group.rewards))
 
     return ChangedSource(source, change)

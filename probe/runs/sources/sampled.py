@@ -1,6 +1,19 @@
-"""The groups of a training, assembled: live, with rollouts of other policies, after the remedy, sampled ahead."""
+"""The groups of a training, assembled: live, with rollouts of other policies, after the remedy, sampled ahead.
 
-from collections.abc import Callable, Iterator
+    policy              sampled live (`probe.runs.sources.live`)
+    teacher             stored rollouts of a pool, on the same rendered prompt
+    earlier checkpoint  rollouts that earlier weights (`probe.runs.sources.past`) sample on the same problem
+
+`RolloutConfig.counts` gives their numbers in a group; the policy samples the rest. All share one baseline. Both others
+are off-policy. At ratio 1 (`old_logprobs` "current") a rewarded rollout of a teacher is learnt like a demonstration;
+with recorded log-probabilities the ratio to the teacher's distribution would nearly remove it. An earlier checkpoint is
+close enough for that ratio, and needs it.
+
+To add a source, add a function to `LiveSource.others`, and its table in `probe.settings.rollouts`.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -8,14 +21,17 @@ from pathlib import Path
 
 from probe.records.run import EARLIER_DIR, ROLLOUTS_DIR
 from probe.runs.monitors import Monitor
-from probe.runs.sources.live import LiveSource
-from probe.runs.sources.others import teacher
+from probe.runs.sources.live import Keyed, LiveSource
 from probe.runs.sources.past import Ahead, PastWeights
-from probe.runs.sources.rewards import plain_prompt, remedied, surprising
+from probe.runs.sources.rewards import remedied, surprising
 from probe.runs.sources.served import PushedEngine
 from probe.runs.training_inputs import TrainingInputs
-from probe.step.groups import GroupSource
+from probe.step.groups import GroupSource, RolloutKey
+from replay_pools.base.errors import InputError
+from replay_pools.environments.loopholes import instructed
 from replay_pools.generate import RolloutMaker, derive_seed
+from replay_pools.pool import Pool
+from replay_pools.rollout import Rollout, prompt_sha
 
 
 @contextmanager
@@ -36,56 +52,103 @@ def open_source(
         monitor: of the remedy; None without one.
     """
     config, rollouts, remedy = inputs.config, inputs.config.rollouts, inputs.config.remedy
-    instruction = None if remedy is None else remedy.sampling_instruction
-    maker = replace(maker, instruction=instruction)
-    ahead: list[Ahead] = []  # one, if a server samples ahead
-
-    @contextmanager
-    def sampling(batch: int, *, earlier: bool = False) -> Iterator[None]:
-        with ExitStack() as stack:
-            if past is not None:
-                past.keep(batch)
-                for thread in ahead:
-                    thread.wait(batch)
-                stack.enter_context(past.sampling(batch, earlier=earlier))
-            stack.enter_context(lean())
-            yield
-
-    taught, earlier = [taught for taught, _ in inputs.counts], [earlier for _, earlier in inputs.counts]
-    own = [rollouts.group - sum(others) for others in inputs.counts]
-    live = LiveSource(directory / ROLLOUTS_DIR, inputs, maker, sizes=own, seed=config.seed, sampling=sampling)
-    sources, others = [live], []
-    if rollouts.earlier_checkpoint is not None:
-        checkpoint = LiveSource(
-            directory / EARLIER_DIR,
-            inputs,
-            replace(maker, group=max(earlier)),
-            sizes=earlier,
-            # With the policy's noise, similar policies would sample the same completions.
-            seed=derive_seed(EARLIER_DIR, config.seed),
-            sampling=partial(sampling, earlier=True),
-            tally=live.tally,
-            origin=f", as it was after the newest multiple of {rollouts.earlier_checkpoint.every} steps",
-        )
-        sources.append(checkpoint)
-        others.append(lambda batch, first: checkpoint.sampled(batch))
-    if inputs.teacher is not None:
-        prompt = partial(plain_prompt, maker.engine.chat, instruction)
-        others.append(teacher(inputs.teacher, taught, seed=config.seed, taught_prompt=prompt))
-    live.others = others
-    groups: GroupSource = live
-    if remedy is not None:
-        groups = remedied(groups, remedy, maker.engine.chat, pay=rollouts.pay, monitor=monitor)
-    if config.objective.reward == "surprise":
-        groups = surprising(groups, live.counts)
+    maker = replace(maker, instruction=None if remedy is None else remedy.sampling_instruction)
+    taught, past_self = zip(*inputs.shares, strict=True)
     with ExitStack() as stack:
+        ahead = None
         if past is not None and isinstance(maker.engine, PushedEngine):
-            ahead.append(Ahead(live, past, maker.engine, inputs.problems.num_batches))
-            stack.enter_context(closing(ahead[0]))
+            ahead = Ahead(past, maker.engine, len(inputs.candidates), lambda batch, engine: live.sampled(batch, engine))
+            stack.enter_context(closing(ahead))
+
+        @contextmanager
+        def sampling(batch: int, *, earlier: bool = False) -> Iterator[None]:
+            with ExitStack() as weights:
+                if past is not None:
+                    past.keep(batch)
+                    if ahead is not None:
+                        ahead.wait(batch)
+                    weights.enter_context(past.sampling(batch, earlier=earlier))
+                weights.enter_context(lean())
+                yield
+
+        own = [rollouts.group - sum(others) for others in inputs.shares]
+        live = LiveSource(directory / ROLLOUTS_DIR, inputs, maker, sizes=own, seed=config.seed, sampling=sampling)
+        pools, others = [live], []
+        if rollouts.earlier_checkpoint is not None:
+            checkpoint = LiveSource(
+                directory / EARLIER_DIR,
+                inputs,
+                replace(maker, group=max(past_self)),
+                sizes=past_self,
+                # With the policy's noise, similar policies would sample the same completions.
+                seed=derive_seed(EARLIER_DIR, config.seed),
+                sampling=partial(sampling, earlier=True),
+                counts=live.counts,
+                origin=f", as it was after the newest multiple of {rollouts.earlier_checkpoint.every} steps",
+            )
+            pools.append(checkpoint)
+            others.append(lambda batch, first: checkpoint.sampled(batch))
+        if inputs.teacher is not None:
+            others.append(teacher(inputs.teacher, taught, maker, seed=config.seed))
+        live.others = others
+        groups: GroupSource = live
+        if remedy is not None:
+            groups = remedied(groups, remedy, maker.engine.chat, pay=rollouts.pay, monitor=monitor)
+        if config.objective.reward == "surprise":
+            groups = surprising(
+                groups, lambda step: inputs.world.on_main(lambda: live.counts(step // rollouts.iterations))
+            )
 
         def finish(batches: int) -> None:
             stack.close()
-            for source in sources:
-                source.finish(batches)
+            for pool in pools:
+                pool.finish(batches)
 
         yield groups, finish
+
+
+def teacher(
+    pool: Pool, counts: Sequence[int], maker: RolloutMaker, *, seed: int
+) -> Callable[[int, Sequence[Rollout]], list[Keyed]]:
+    """Make the function for `LiveSource.others` that draws from a stored pool.
+
+    Args:
+        pool: its rollouts answer the rendered prompts of the live source, without an instruction, in its batches.
+        counts: rollouts in a group, by batch, drawn without replacement by (seed, batch, problem).
+        maker: samples the policy's rollouts, with its instruction.
+        seed: seed of the draws.
+
+    Raises:
+        InputError: a prompt of the pool has fewer rollouts than a group needs.
+    """
+    by_prompt: dict[str, list[Rollout]] = {}
+    for rollout in (rollout for step in pool.steps for rollout in step):
+        by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
+    for rollouts in by_prompt.values():
+        if len(rollouts) < max(counts):
+            where = f"pool {pool.name} step {rollouts[0].step}"
+            expected = f"at least {max(counts)} rollouts of a prompt"
+            raise InputError(where, expected=expected, found=str(len(rollouts)))
+
+    def of_prompt(batch: int, live: Rollout) -> Keyed:
+        if not counts[batch]:
+            return []
+        prompt = live.prompt_sha
+        if maker.instruction is not None:
+            plain = instructed(live.messages, maker.instruction, is_asked=False)
+            prompt = prompt_sha(maker.engine.chat.render(plain)[0])
+        if prompt not in by_prompt:
+            hint = "with" if live.hint else "no"
+            raise InputError(
+                f"pool {pool.name}",
+                expected="the prompts trained on",
+                found=f"none on the prompt of {live.problem_id} ({live.env_mode}, {hint} hint)",
+                fix="generate the teacher's pool with the same mode, hint and chat template",
+            )
+        rollouts = by_prompt[prompt]
+        # A new generator for each draw, because a resumed run must draw the same rollouts.
+        draw = random.Random(f"teacher/{seed}/{batch}/{live.problem_id}")
+        chosen = [rollouts[i] for i in sorted(draw.sample(range(len(rollouts)), counts[batch]))]
+        return [(RolloutKey(pool.name, each.step, each.sample_id), each) for each in chosen]
+
+    return lambda batch, live: [of_prompt(batch, rollout) for rollout in live]

@@ -9,8 +9,8 @@ same weights, neither unloads the adapter of the other.
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -80,7 +80,8 @@ class PushedEngine:
         if base.is_adapter:
             raise InputError("--served-model", expected="a base model to train", found=f"{base.model}")
         self.base, self._trained, self._directory, self._adapter = base, trained, directory, adapter
-        self._pushed: tuple[Path, ServerEngine] | None = None  # its directory, and the engine that samples with it
+        self._engine: ServerEngine | None = None  # samples with the newest adapter
+        self._stack = ExitStack()  # unloads it
 
     @property
     def chat(self) -> Chat:
@@ -88,8 +89,15 @@ class PushedEngine:
         return self.base.chat
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """Sample one completion a prompt from the policy as it is now."""
-        return self._current().sample(prompts, sampler, seeds=seeds)
+        """Sample one completion a prompt from the policy as it is now; the server forgets its former weights."""
+        adapter = self.save()
+        if self._engine is None or self._engine.model != adapter.name:
+            # Load the new adapter first: if that fails, `close` still removes the old one.
+            stack = ExitStack()
+            self._engine = self.push(adapter, stack)
+            self.close()
+            self._stack = stack
+        return self._engine.sample(prompts, sampler, seeds=seeds)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """As the base engine, with the policy's name."""
@@ -118,32 +126,13 @@ class PushedEngine:
             unfinished.rename(path)
         return path
 
-    @contextmanager
-    def frozen(self, adapter: Path) -> Iterator[ServerEngine]:
-        """Open an engine that samples from a saved adapter; then unload it and delete its directory."""
-        try:
-            engine = load_adapter(self.base, adapter)
-            try:
-                yield engine
-            finally:
-                unload_adapter(self.base, adapter)
-        finally:
-            shutil.rmtree(adapter)
+    def push(self, adapter: Path, stack: ExitStack) -> ServerEngine:
+        """Return an engine that samples from a saved adapter; the stack unloads it and deletes its directory."""
+        stack.callback(shutil.rmtree, adapter)
+        engine = load_adapter(self.base, adapter)
+        stack.callback(unload_adapter, self.base, adapter)
+        return engine
 
     def close(self) -> None:
         """Unload the adapter and delete its directory."""
-        if self._pushed is not None:
-            adapter, engine = self._pushed
-            unload_adapter(engine, adapter)
-            shutil.rmtree(adapter)
-            self._pushed = None
-
-    def _current(self) -> ServerEngine:
-        """Return the engine of the present weights; new ones are pushed, and the server forgets the former ones."""
-        adapter = self.save()
-        if self._pushed is None or self._pushed[0] != adapter:
-            # Load the new adapter first: if that fails, `close` still removes the old one.
-            engine = load_adapter(self.base, adapter)
-            self.close()
-            self._pushed = adapter, engine
-        return self._pushed[1]
+        self._stack.close()

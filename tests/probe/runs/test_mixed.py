@@ -1,4 +1,4 @@
-"""probe.runs.sources.others: a teacher's rollouts on the very same prompt, by seed, batch and problem.
+"""probe.runs.sources.sampled: a teacher's rollouts on the very same prompt, by seed, batch and problem.
 
 In the groups of a run: test_train.py and test_others.py.
 """
@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from probe.runs.sources.others import taught_problems, teacher
+from probe.runs.sources.sampled import teacher
 from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool, PoolWriter
 from replay_pools.rollout import Rollout
+
+MAKER: Any = SimpleNamespace(instruction=None)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +37,14 @@ def test_draws_are_of_the_prompt_and_depend_on_seed_batch_and_problem_alone(
 ) -> None:
     """Two different rollouts for each group in batches 0 and 1, none in batch 2, whatever was asked before."""
     pool, live = make_teacher(6, 6, 6), [make_rollout(problem) for problem in (1, 2)]
-    draws = [teacher(pool, [2, 2, 0], seed=seed) for seed in range(8)]
+    draws = [teacher(pool, [2, 2, 0], MAKER, seed=seed) for seed in range(8)]
     for group, rollout in zip(draws[0](0, live), live, strict=True):
         assert len({key.sample_id for key, _ in group}) == 2
         assert {key.pool for key, _ in group} == {"teacher"}
         assert {own.prompt_sha for _, own in group} == {rollout.prompt_sha}
         assert all(own.hacked for _, own in group)
     assert draws[0](2, live) == [[], []]
-    assert draws[0](1, live[1:]) == teacher(pool, [2, 2, 0], seed=0)(1, live)[1:]
+    assert draws[0](1, live[1:]) == teacher(pool, [2, 2, 0], MAKER, seed=0)(1, live)[1:]
     chosen = {
         (seed, batch): str([key for key, _ in draws[seed](batch, live)[0]]) for seed in range(8) for batch in (0, 1)
     }
@@ -54,13 +56,6 @@ def test_draws_are_of_the_prompt_and_depend_on_seed_batch_and_problem_alone(
 def test_a_teacher_without_the_rollouts_is_refused(make_rollout, make_teacher) -> None:
     """The same problem without its hint is another prompt: a baseline over both would compare prompts."""
     with pytest.raises(InputError, match=r"pool teacher: .*found none on the prompt of fake/0 \(run_tests, no hint\)"):
-        teacher(make_teacher(6), [2], seed=0)(0, [make_rollout(0, hint=False)])
+        teacher(make_teacher(6), [2], MAKER, seed=0)(0, [make_rollout(0, hint=False)])
     with pytest.raises(InputError, match="pool teacher step 1: expected at least 2 rollouts of a prompt, found 1"):
-        teacher(make_teacher(6, 1), [2, 0], seed=0)
-
-
-def test_a_teacher_teaches_the_problems_that_it_knows(make_teacher) -> None:
-    problems = [SimpleNamespace(problem_id=f"fake/{i}") for i in (3, 1, 0)]
-    assert taught_problems(problems, make_teacher(2, 2, 2)) == problems[1:]  # pyright: ignore
-    with pytest.raises(InputError, match="expected rollouts on problems that are trained on, found none"):
-        taught_problems(problems[:1], make_teacher(2))  # pyright: ignore
+        teacher(make_teacher(6, 1), [2, 0], MAKER, seed=0)

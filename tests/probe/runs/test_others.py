@@ -1,6 +1,7 @@
 """Shares of a group by step, the earlier checkpoint, and a run with both, paid by tests and minus the expectation."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources.past import PastWeights
-from probe.runs.sources.problems import Tally
+from probe.runs.sources.problems import counted
 from probe.runs.sources.rewards import reward_of
 from probe.runs.training_inputs import TrainingInputs
-from probe.settings.rollouts import TeacherConfig
-from probe.step.groups import RolloutKey
+from probe.settings.rollouts import EarlierConfig, RolloutConfig, TeacherConfig
 from replay_pools.pool import open_pool
 
 
@@ -49,10 +49,8 @@ def test_coming_batches_are_sampled_from_the_weights_of_their_time(make_tiny: Ca
         (distance,) = {round(float((v - start[m]).mean()), 6) for m, v in coordinates.values().items()}
         return distance
 
-    def make() -> PastWeights:
-        return PastWeights(coordinates, prefetch=1, iterations=2, every=4)
-
-    past, levels = make(), []
+    config = RolloutConfig(prefetch=1, iterations=2, earlier_checkpoint=EarlierConfig(every=4))
+    past, levels = PastWeights(coordinates, config), []
     for step in range(12):
         past.keep(step // 2)
         found = []
@@ -63,7 +61,7 @@ def test_coming_batches_are_sampled_from_the_weights_of_their_time(make_tiny: Ca
         assert level() == step
         if step in (5, 8):
             state = past.state_dict()
-            past = make()
+            past = PastWeights(coordinates, config)
             past.load_state_dict(state)
         coordinates.load_values({module: value + 1 for module, value in coordinates.values().items()})
     assert levels[::2] == levels[1::2] == [(0, 0), (0, 0), (2, 0), (4, 4), (6, 4), (8, 8)]
@@ -131,14 +129,13 @@ def test_batches_are_sampled_ahead_on_problems_by_priority(others: Path) -> None
     """
     record, pool = read_run(others), open_pool(others / "rollouts")
     assert [step.ratio["staleness"] for step in record.steps] == [0, 1, 1, 1]
-    keyed = {RolloutKey("rollouts", r.step, r.sample_id): r for group in pool.steps for r in group}
-    reward = reward_of("tests", None)
-    tally = Tally(lambda batch: {key: r for key, r in keyed.items() if key.step // 2 == batch}, reward)
-    problems = TrainingInputs(record.training, others.parents[1]).problems
-    assert pool.manifest["tests"]["problems"] == len(problems.listed), "the header counts what may be drawn"
+    inputs, counts = TrainingInputs(record.training, others.parents[1]), {}
+    assert pool.manifest["tests"]["problems"] == len(inputs.listed), "the header counts what may be drawn"
     for batch in range(4):
-        drawn = [problem.problem_id for problem in problems.batch(batch, tally)]
-        assert drawn == [group[0].problem_id for group in pool.steps[2 * batch : 2 * batch + 2]]
+        groups, before = pool.steps[2 * batch : 2 * batch + 2], counts
+        drawn = [problem.problem_id for problem in inputs.problems(batch, lambda batch: before)]  # noqa: B023
+        assert drawn == [group[0].problem_id for group in groups]
+        counts = counted(counts, chain(*groups), reward_of("tests", None))
 
 
 def test_who_solves_is_told_by_who_sampled(others: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_log_that_cannot_be_paid_beside_the_policy_is_no_teacher(
 
 
 class Source:
-    num_steps = 1
+    num_steps, rollout = 1, None
 
     def __init__(self, *groups: Group) -> None:
         self._groups = groups
