@@ -34,14 +34,14 @@ def check(rollouts: Path, name: str | None, limit: int | None, out: Path, **give
 
       probe check rollouts.jsonl --pairs pairs.jsonl --model Qwen/Qwen3-4B --map reward=score
     """
-    from probe.runs.check import checked, imported, replayed, settled  # brings numpy, which the help does not wait for
+    from probe.runs.check import checked, imported, replayed  # brings numpy, which the help does not wait for
 
     config, keys = configured("replay", given), given_keys(given)
     reading = {name: given[name] for name in ("mapping", "format_name", "skip_bad")}
     log, (first, *others) = checked(rollouts, config, keys, **reading, without_pairs=_without_pairs)
-    config, name = settled(log, config, keys, name, limit)
-    pool = imported(log, config, name, out, limit)
-    yield from _of_log(log, pool)
+    config, pool = imported(log, config, keys, name, out, limit)
+    name = pool.name
+    yield from _of_log(log, pool, config.source.per_pool)
     yield from (first, *(f"  {note}" for note in others))
     from probe.runs.preview import adapted_weights  # brings torch, which a faulty log does not wait for
 
@@ -73,9 +73,9 @@ def _without_pairs(log: "CheckedLog") -> None:
     echo(f"{recognised(log)}\n  {hacks}; rewards differ in {spread} groups, and only those have an update")
 
 
-def _of_log(log: "CheckedLog", pool: Pool) -> Iterator[str]:
+def _of_log(log: "CheckedLog", pool: Pool, size: int) -> Iterator[str]:
     """Yield lines on recognised columns, chosen settings, cautions and facts that no log records."""
-    from probe.runs.check import group_size, recognised
+    from probe.runs.check import recognised
 
     cautions = pool.cautions
     chosen = [note for note in log.notes if note not in cautions]
@@ -84,8 +84,7 @@ def _of_log(log: "CheckedLog", pool: Pool) -> Iterator[str]:
         yield f"  {'; '.join(chosen)}"
     for note in cautions:
         yield f"  {note}"
-    largest, size = max(map(len, log.groups)), group_size(log)
-    if largest > size:
+    if (largest := max(map(len, log.groups))) > size:
         sizes = f"groups of {size} to {largest} rollouts with a reward"
         yield f"  {sizes}: {size} are compared at a time (--set source.per_pool=N)"
     num_others = len(pool.normalised) - len(cautions) - len(chosen)

@@ -72,7 +72,7 @@ def detect(rollouts: str, detectors: str | None, basis: Basis, no_gradients: boo
         counts = Counter(stratum for _, stratum in detection.drawn)
         spread, path = " + ".join(str(counts[number]) for number in sorted(counts)), detection.path / "drawn.jsonl"
         yield (
-            f"{label} rollouts were drawn ({spread} of the first 10%, the next 30%, the "
+            f"{len(detection.drawn)} rollouts were drawn ({spread} of the first 10%, the next 30%, the "
             f"rest): fill in the labels of {path}, and repeat the command with --labels {path}"
         )
     yield f"scores of all: {detection.path / 'scores.jsonl'}; estimates: {detection.path / 'estimates.json'}"

@@ -17,12 +17,12 @@ from extraction.directions import Directions
 from extraction.words import Basis
 from probe.objective.credit import planning_tokens
 from probe.runs.control import TrainingState
-from probe.runs.directions import ArmDirections, RefreshedMeasures
+from probe.runs.directions import Libraries, arm_measures, library_of, refreshed_measures
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces
 from probe.runs.loop import Setup
 from probe.settings.arms import Arm, get_arm
-from probe.settings.run import ReplayConfig, StepConfig
+from probe.settings.run import ReplayConfig, StepConfig, normaliser
 from probe.settings.training import ModelConfig
 from probe.step.bases import Bases
 from probe.step.distributed import SOLO, shard_base
@@ -89,10 +89,9 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
     with inputs.timings.phase("directions"), in_turn:
-        directions = ArmDirections(config, policy, frames, inputs.cache, inputs.say)
-        start = directions.measures()
+        start, library = arm_measures(config, policy, frames, inputs.cache, inputs.say)
         # In a training, products with the first pair gradients would be stale after the first step.
-        grams = _grams(directory, directions, start, config) if isinstance(config, ReplayConfig) else {}
+        grams = _grams(directory, library, start, config) if isinstance(config, ReplayConfig) else {}
     training, trained, refreshed = None, None, None
     if config.trains:
         trained = Trained(policy.model, frames[arms[0].basis])
@@ -103,10 +102,11 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
 
         def extract() -> Directions:
             with trained.folded():
-                return directions.extract(arms[0], objective, trained.frames())
+                current = library_of(config, policy, trained.frames(), normaliser(objective), inputs.cache, inputs.say)
+                return current.get(arms[0].directions)
 
         every = config.intervention.refresh_every
-        refreshed = RefreshedMeasures(directory, start[0], extract, updater, every, world)
+        refreshed = refreshed_measures(directory, start[0], extract, updater, every, world)
     pieces = Pieces(policy.tokenizer)
     return Setup(
         bases=Bases(
@@ -127,18 +127,15 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
 
 
 def _grams(
-    directory: Path, directions: ArmDirections, start: Sequence[Measure], config: StepConfig
+    directory: Path, libraries: Libraries, start: Sequence[Measure], config: StepConfig
 ) -> dict[Basis, GramRecorder]:
     """Make a recorder for each basis, with the directions of its control arms."""
-    bases: list[Basis] = list(dict.fromkeys(measure.arm.basis for measure in start))
-    grams: dict[Basis, GramRecorder] = {}
-    for basis in bases:
-        # Along the directions of the first loss variant. One with another normaliser has others: these products do not
-        # reproduce its cosines, and its analysis says so (`Analysis.reproduced`).
-        library, controls = directions.library(basis, next(iter(config.objectives().values()))), {}
-        for measure in start:
-            if measure.arm.basis == basis and measure.arm.directions != "v_hack":
-                controls[measure.arm.name] = measure.vectors
+    # Along the directions of the first loss variant. One with another normaliser has others: these products do not
+    # reproduce its cosines, and its analysis says so (`Analysis.reproduced`).
+    weights, grams = normaliser(next(iter(config.objectives().values()))), dict[Basis, GramRecorder]()
+    for basis in dict.fromkeys(measure.arm.basis for measure in start):
+        library, of_basis = libraries(basis, weights), [one for one in start if one.arm.basis == basis]
+        controls = {one.arm.name: one.vectors for one in of_basis if one.arm.directions != "v_hack"}
         grams[basis] = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
     return grams
 

@@ -11,7 +11,7 @@ from probe.records.run import DEFAULT_OUT, default_name
 from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
-from replay_pools.base.errors import InputError, refuse
+from replay_pools.base.errors import InputError, InputErrors, refuse
 from replay_pools.base.files import plain_name
 from replay_pools.logs.importing import CheckedLog, check_log, import_log
 from replay_pools.pool import Pool
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from extraction.pairs import Pair
     from probe.analysis.analyze import Analysis
 
-SCALE, PER_POOL, PAIRS = "objective.scale_rewards", "source.per_pool", "intervention.extraction.pairs"
+SCALE, PER_POOL, MODEL = "objective.scale_rewards", "source.per_pool", "model.name"
+PAIRS, K = "intervention.extraction.pairs", "intervention.extraction.k"
 # Derived settings: a user's value would be ignored, so it is refused.
 DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
 NO_PAIRS = (
@@ -86,18 +87,16 @@ def check(
 
     out = Path(out)
     try:
-        own: dict[str, Any] = {"intervention.extraction.k": k, "steps": steps, "model.name": model and str(model)}
-        if pairs is not None:
-            own[PAIRS] = store_rows(pairs, out / "pairs")
+        own = {K: k, "steps": steps, MODEL: model and str(model)}
+        own[PAIRS] = None if pairs is None else store_rows(pairs, out / "pairs")
         options = {**settings, **{key: value for key, value in own.items() if value is not None}}
         config, given = configure("replay", options=options), {*options}
         log, notes = checked(rows, config, given, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
         say(recognised(log))
-        config, name = settled(log, config, given, name and plain_name(name, "name"), limit)
-        pool = imported(log, config, name, out, limit)
+        config, pool = imported(log, config, given, name and plain_name(name, "name"), out, limit)
         for sentence in [*pool.cautions, *notes]:
             say(in_python(sentence))
-        directory = replayed(config, name, out, say)
+        directory = replayed(config, pool.name, out, say)
     except InputError as error:
         raise as_arguments(error) from None
     from probe.analysis.analyze import analyze
@@ -114,15 +113,9 @@ def in_python(text: str) -> str:
 
 def as_arguments(error: InputError) -> InputError:
     """Return a command-line error reworded for Python."""
-    errors = [
-        InputError(in_python(str(each.where)), expected=each.expected, found=each.found, fix=in_python(each.fix))
-        for each in error.errors
-    ]
-    try:
-        refuse(errors)
-    except InputError as whole:
-        return whole
-    return error
+    texts = [(in_python(str(one.where)), one.expected, one.found, in_python(one.fix)) for one in error.errors]
+    errors = [InputError(where, expected=expected, found=found, fix=fix) for where, expected, found, fix in texts]
+    return errors[0] if len(errors) == 1 else InputErrors(errors)
 
 
 def checked(
@@ -145,18 +138,16 @@ def checked(
     Raises:
         InputError: all faults of the log, the pairs and the model's name.
     """
-    errors: list[InputError] = []
-    for key in (key for key in DECIDED if key in given):
-        expected = "none: it follows from ROLLOUTS and --pairs"
-        errors.append(InputError(f"--set {key}", expected=expected, found="one", fix="use probe replay"))
-    log = gathered_log(source, config, errors, **reading)
+    expected, derived = "none: it follows from ROLLOUTS and --pairs", [key for key in DECIDED if key in given]
+    errors = [InputError(f"--set {key}", expected=expected, found="one", fix="use probe replay") for key in derived]
+    log, notes = gathered_log(source, config, errors, **reading), list[str]()
     if log is not None:
         errors += _without_update(log)
-    notes: list[str] = []
     if PAIRS in given:
         try:
             pairs = checked_pairs(config, notes.append, with_tokens=not errors)
-            notes = notes or [f"pairs {config.intervention.extraction.pairs}: {len(pairs)}"]
+            if not notes:
+                notes.append(f"pairs {config.intervention.extraction.pairs}: {len(pairs)}")
         except InputError as error:
             errors += error.errors
     else:
@@ -214,42 +205,47 @@ def checked_pairs(config: ReplayConfig, say: Callable[[str], object], *, with_to
 
     extraction = config.intervention.extraction
     pairs = selected_pairs(extraction, say)
-    if not with_tokens or config.model.name is None:
-        return pairs
-    from extraction.library import check_pairs
-    from replay_pools.policy.load import load_served_policy
+    if with_tokens and config.model.name is not None:
+        from extraction.library import check_pairs
+        from replay_pools.policy.load import load_served_policy
 
-    check_pairs(load_served_policy(config.model.name, config.model.template), pairs, extraction.k)
+        check_pairs(load_served_policy(config.model.name, config.model.template), pairs, extraction.k)
     return pairs
 
 
-def settled(
-    log: CheckedLog, config: ReplayConfig, given: set[str], name: str | None, limit: int | None
-) -> tuple[ReplayConfig, str]:
-    """Return the settings of a log's replay, and the name of its pool and run."""
+def imported(
+    log: CheckedLog, config: ReplayConfig, given: set[str], name: str | None, out: Path, limit: int | None
+) -> tuple[ReplayConfig, Pool]:
+    """Import a checked log; return the settings of its replay, and its pool.
+
+    Args:
+        name: of the pool; None: the file's name with a hash of everything that affects the result.
+    """
     config = replace(config, intervention=replace(config.intervention, arms=USUAL_ARMS))
     if "token_attribution" not in given:
         config = replace(config, token_attribution=COLOURED_STEPS)
     if log.scale_rewards is not None and SCALE not in given:
         config = replace(config, objective=replace(config.objective, scale_rewards=log.scale_rewards))
         log.notes.append(f"the loss divides so, too (--set {SCALE})")
-    name = name or _default_name(log, config, limit)
-    per_pool = config.source.per_pool if PER_POOL in given else group_size(log)
-    return replace(config, source=replace(config.source, replay_dirs=(name,), per_pool=per_pool)), name
-
-
-def group_size(log: CheckedLog) -> int:
-    """Return the largest group size that every problem fills; at least 2, as a single rollout gives no update."""
-    return max(2, min(map(len, log.groups), default=2))
-
-
-def _default_name(log: CheckedLog, config: ReplayConfig, limit: int | None) -> str:
-    """Return the file's name with a hash of everything that affects the result, so that no two results share a name."""
     from extraction.pairs import pairs_sha, selected_pairs
 
-    pairs, sizes = pairs_sha(selected_pairs(config.intervention.extraction)), [len(group) for group in log.groups]
-    shape = [log.sha256, sizes, log.mapping, log.format.name, asdict(config), pairs, limit]
-    return default_name(Path(log.rows.source).name.partition(".")[0] or "log", shape)
+    shape = [asdict(config), pairs_sha(selected_pairs(config.intervention.extraction))]
+    pool = pool_of(log, config, name, shape, out, limit)
+    # The largest group size that every problem fills; a single rollout gives no update.
+    per_pool = config.source.per_pool if PER_POOL in given else max(2, min(map(len, log.groups), default=2))
+    return replace(config, source=replace(config.source, replay_dirs=(pool.name,), per_pool=per_pool)), pool
+
+
+def pool_of(
+    log: CheckedLog, config: ReplayConfig, name: str | None, shape: Sequence[Any], out: Path, limit: int | None
+) -> Pool:
+    """Import a checked log; its name is by default the file's with a hash of the log, how it is read, and `shape`."""
+    if name is None:
+        whole = [log.sha256, [len(group) for group in log.groups], log.mapping, log.format.name, *shape, limit]
+        name = default_name(Path(log.rows.source).name.partition(".")[0] or "log", whole)
+    return import_log(
+        log, name=name, out=out, model=str(config.model.name), template=config.model.template, limit=limit
+    )
 
 
 def replayed(config: ReplayConfig, name: str, out: Path, say: Callable[[str], None]) -> Path:
@@ -261,9 +257,3 @@ def replayed(config: ReplayConfig, name: str, out: Path, say: Callable[[str], No
     with running(config.model, directory, out, say) as world:
         run_replay(config, directory, out_dir=out, world=world)
     return directory
-
-
-def imported(log: CheckedLog, config: ReplayConfig, name: str, out: Path, limit: int | None) -> Pool:
-    """Import a checked log and return its pool."""
-    model, template = str(config.model.name), config.model.template
-    return import_log(log, name=name, out=out, model=model, template=template, limit=limit)

@@ -9,12 +9,14 @@ out/detect/NAME/drawn.jsonl            the rollouts that --label drew, for a fil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from extraction.pair_files import store_rows
 from extraction.pairs import Pair, pairs_sha
 from extraction.words import Basis
 from probe.analysis.audit import audit, by_falling_score, draw, ranked_strata
@@ -33,7 +35,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
 from probe.analysis.statistics.intervals import Array
 from probe.records.run import DEFAULT_OUT, default_name
-from probe.runs.check import PAIRS, as_arguments, checked_pairs, gathered_log, imported, in_python, recognised
+from probe.runs.check import MODEL, PAIRS, as_arguments, checked_pairs, gathered_log, in_python, pool_of, recognised
 from probe.runs.labels import read_labels, write_drawn
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
@@ -42,11 +44,11 @@ from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import encode_jsonl, locked, plain_name, write_atomic, write_json
 from replay_pools.logs.columns import look_up
 from replay_pools.logs.importing import CheckedLog, step_numbers
-from replay_pools.pool import MANIFEST_NAME, Pool, open_pool, pool_names, resolve_pool
+from replay_pools.pool import CAUTION, MANIFEST_NAME, Pool, open_pool, pool_names, resolve_pool
 from replay_pools.rollout import Rollout
 
 MATERIAL = "material.safetensors"
-MODEL, ADAPTER = "model.name", "model.adapter"
+ADAPTER = "model.adapter"
 # Prefixes of the settings that act; another one would be ignored, so it is refused.
 ACTING = ("model.", "intervention.extraction.", "objective.loss_type", "objective.max_completion_length", "seed")
 
@@ -164,15 +166,10 @@ def detect(
     Raises:
         InputError: all faults of the log, the pairs, the labels and the names of detectors.
     """
-    from extraction.pair_files import store_rows
-
     out = Path(out)
-    given: dict[str, Any] = {**settings}
-    if pairs is not None:
-        given[PAIRS] = store_rows(pairs, out / "pairs")
-    if model is not None:
-        given[MODEL] = str(model)
     try:
+        own = {MODEL: model and str(model), PAIRS: None if pairs is None else store_rows(pairs, out / "pairs")}
+        given = {**settings, **{key: value for key, value in own.items() if value is not None}}
         found = detected(
             rollouts,
             configure("replay", options=given),
@@ -212,11 +209,10 @@ def detected(
     """Return scores and estimates of a pool or a log, and write them to OUT/detect/NAME.
 
     Args:
-        source: as for `detect`.
+        source: as for `detect`, and so are detectors, reference, name and out.
         config: settings of a replay; model, extraction, normaliser and seed matter.
         given: keys of the settings given by the user.
         say: called with lines about the work.
-        detectors, reference, name, out: as for `detect`.
         labels: a file of labels, or {id: label}; with `label`, the answers.
         label: rollouts to draw and to ask about.
         basis: of the gradients; None: no gradients.
@@ -226,26 +222,33 @@ def detected(
     Raises:
         InputError: as in `detect`.
     """
-    refuse(
-        [
-            InputError(f"--set {key}", expected=f"settings of {', '.join(ACTING)}", found="one that detects nothing")
-            for key in sorted(given)
-            if not key.startswith(ACTING)
-        ]
-    )
-    blind = set[str]() if basis is not None else {*GRADIENT_FIELDS}
-    names = checked_names(detectors) or [each for each in PANEL if not fields_of(each) & blind]
-    if unseen := [each for each in names if fields_of(each) & blind]:
-        raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(unseen))
+    expected, found = f"settings of {', '.join(ACTING)}", "one that detects nothing"
+    idle = [key for key in sorted(given) if not key.startswith(ACTING)]
+    refuse([InputError(f"--set {key}", expected=expected, found=found) for key in idle])
+    names = checked_names(detectors or PANEL)
+    if basis is None and (unseen := [each for each in names if fields_of(each) & {*GRADIENT_FIELDS}]):
+        if detectors:
+            raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(unseen))
+        names = [each for each in names if each not in unseen]
     pool, log, model = _opened(source, config, given, out, limit, reading)
     if log is not None:
         say(recognised(log))
     config = replace(config, model=model)
-    everything = [rollout for group in pool.steps for rollout in group]
+    everything = [*chain.from_iterable(pool.steps)]
     failed = [one.reward for one in everything if one.grade.passed is False]
     rollouts = [one for one in everything if one.grade.passed is not False] or everything
     above = max(failed) if failed and min(one.reward for one in rollouts) > max(failed) else None
-    pairs, notes = _pairs(config, pool, rollouts, say, has_pairs=PAIRS in given)
+    from probe.runs.material import load_material, measure, save_material
+    from probe.runs.replay_inputs import taken_pairs  # torch: after what is refused without it
+    from replay_pools.policy.load import load_served_policy
+    from replay_pools.vocabulary import id_faults
+
+    refuse(id_faults(load_served_policy(str(model.name), model.template), pool))
+    pairs, notes = None, list[str]()
+    if PAIRS in given:
+        pairs = checked_pairs(config, lambda note: (notes.append if note.startswith(CAUTION) else say)(note))
+        if taken := taken_pairs(pairs, rollouts):
+            notes.append(f"{len(taken)} of {len(pairs)} pairs are rollouts of this pool, compared with themselves")
     if len(rollouts) == len(everything):
         why = "none earned more than the least reward" if failed else "all of them are rewarded"
         notes.append(f"all rollouts are ranked: {why}")
@@ -253,17 +256,15 @@ def detected(
     shape = [pool.identity()["manifest_sha256"], asdict(config), reference, basis]
     shape.append(None if pairs is None else pairs_sha(pairs))
     directory = out / "detect" / (name or default_name(pool.name, shape))
-    from probe.runs.material import load_material, measure, save_material  # torch: after what is refused without it
-
     with locked(directory):
         path, key = directory / MATERIAL, default_name("material", shape)
-        found = load_material(path, rollouts, key) if path.is_file() else None
-        if found is None:
-            sampled_by = pool.manifest["policy"] if log is None and pool.manifest.get("log") is None else {}
-            cache = out / "cache"
-            found = measure(rollouts, config, pairs, sampled_by, basis=basis, reference=reference, cache=cache, say=say)
-            save_material(path, *found, key)
-        material, cautions = found
+        sampled_by = pool.manifest["policy"] if log is None and pool.manifest.get("log") is None else {}
+        if path.is_file():
+            material, cautions = load_material(path, rollouts, key)
+        else:
+            cache, weights = out / "cache", {"basis": basis, "reference": reference}
+            material, cautions = measure(rollouts, config, pairs, sampled_by, cache=cache, say=say, **weights)
+            save_material(path, material, cautions, key)
         sources, columns = _of_log(names, log, pool, rollouts)
         material = replace(material, pools=[pool.name] * len(rollouts), columns=columns)
         result = Detected(
@@ -273,7 +274,7 @@ def detected(
             above=above,
             model=model,
             sources=sources,
-            cautions=[*cautions, *(one.removeprefix("caution: ") for one in pool.cautions), *notes],
+            cautions=[one.removeprefix(CAUTION) for one in (*cautions, *pool.cautions, *notes)],
             **_judged(material, names, pairs, answers, label, "labels" if isinstance(labels, Mapping) else str(labels)),
         )
         write_atomic(directory / "scores.jsonl", encode_jsonl(result.rows()))
@@ -307,34 +308,8 @@ def _opened(
     log = gathered_log(source, config, errors, **reading)
     refuse(errors)
     assert log is not None
-    shape = [log.sha256, [len(group) for group in log.groups], log.mapping, log.format.name]
-    shape += [str(config.model.name), config.model.template, limit]
-    stem = Path(log.rows.source).name.partition(".")[0] or "log"
-    return imported(log, config, default_name(stem, shape), out, limit), log, config.model
-
-
-def _pairs(
-    config: ReplayConfig, pool: Pool, rollouts: Sequence[Rollout], say: Callable[[str], None], *, has_pairs: bool
-) -> tuple[list[Pair] | None, list[str]]:
-    """Check ids and pairs, and say how the pairs were read; return the pairs, None without, and cautions about them.
-
-    Raises:
-        InputError: ids of another tokenizer; all faults of the pairs.
-    """
-    from probe.runs.replay_inputs import taken_pairs
-    from replay_pools.policy.load import load_served_policy
-    from replay_pools.vocabulary import id_faults
-
-    refuse(id_faults(load_served_policy(str(config.model.name), config.model.template), pool))
-    if not has_pairs:
-        return None, []
-    said, notes = list[str](), list[str]()
-    pairs = checked_pairs(config, said.append)
-    for note in said:
-        (notes.append if note.startswith("caution: ") else say)(note)
-    if taken := taken_pairs(pairs, rollouts):
-        notes.append(f"{len(taken)} of {len(pairs)} pairs are rollouts of this pool, compared with themselves")
-    return pairs, [note.removeprefix("caution: ") for note in notes]
+    shape = [str(config.model.name), config.model.template]
+    return pool_of(log, config, None, shape, out, limit), log, config.model
 
 
 def _of_log(
@@ -349,14 +324,13 @@ def _of_log(
         return {}, {}
     grouped = zip(step_numbers(log), log.groups, strict=True)
     logged = {f"{step}/{sample}": row for step, group in grouped for sample, row in enumerate(group)}
-    asked, columns, cells = sorted({name.partition(":")[2] for name in names if name.startswith("column:")}), {}, {}
-    if asked:
-        numbers, rows = {row.number for row in logged.values()}, enumerate(log.rows)
-        cells = {number: [look_up(row.fields, name) for name in asked] for number, row in rows if number in numbers}
-    for i, name in enumerate(asked):
-        values = [cells[logged[place_of(one)].number][i] for one in rollouts]
-        if any(value is not None for value in values):
-            columns[name] = values
+    asked = {name.partition(":")[2] for name in names if name.startswith("column:")}
+    places, cells = {row.number: place for place, row in logged.items()}, dict[tuple[str, str], Any]()
+    for number, row in enumerate(log.rows) if asked else ():
+        if number in places:
+            cells |= {(name, places[number]): look_up(row.fields, name) for name in asked}
+    columns = {name: [cells[name, place_of(one)] for one in rollouts] for name in asked}
+    columns = {name: values for name, values in columns.items() if any(value is not None for value in values)}
     return {place: row.where for place, row in logged.items()}, columns
 
 
@@ -398,9 +372,6 @@ def _judged(
     if label is not None:
         if lead is None:
             raise InputError("--label", expected="a detector that needs no labels", found="none was measured")
-        if label > len(rollouts):
-            expected = f"at most {len(rollouts)}, the ranked rollouts"
-            raise InputError("--label", expected=expected, found=str(label))
         values = unlabelled[lead].values
         assert values is not None
         strata = ranked_strata(values)

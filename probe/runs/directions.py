@@ -1,8 +1,8 @@
 """Directions of the arms: extracted at the start and, on request, every `refresh_every` steps of a training.
 
-`ArmDirections` makes the `Measure`s of a run: every arm under every loss variant with its directions {module: (k, r)}.
+`arm_measures` makes the `Measure`s of a run: every arm under every loss variant with its directions {module: (k, r)}.
 
-A refresh (`RefreshedMeasures`) extracts from the same pairs with the same settings at the coordinates of the deployed
+A refresh (`refreshed_measures`) extracts from the same pairs with the same settings at the coordinates of the deployed
 policy (without its quarantine). It writes `directions/step_NNNNNN.safetensors` in the run, which a resumed run reads.
 All ranks extract, since a sharded base needs them all, and then use rank 0's directions. Every record has the age of
 its directions and their overlap with the first ones,
@@ -14,8 +14,9 @@ the mean squared cosine of the principal angles (with the smaller k of the two).
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from torch import Tensor
 
@@ -27,8 +28,7 @@ from extraction.stacks import Stacks
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
 from probe.runs.trusted import subspaces, uniform
-from probe.settings.arms import Arm, DirectionKind, Subspace, get_arm
-from probe.settings.loss import LossSettings
+from probe.settings.arms import DirectionKind, Subspace, get_arm
 from probe.settings.run import StepConfig, normaliser
 from probe.settings.training import InterventionConfig
 from probe.step.distributed import SOLO, World
@@ -39,93 +39,90 @@ from replay_pools.base.files import file_sha256, read_sealed
 from replay_pools.policy.load import Policy
 
 CARD_SCHEMA = 4
+Libraries = Callable[[Basis, Normaliser], DirectionLibrary]
 
 
-class ArmDirections:
-    """Directions by basis, kind and normaliser; arms and loss variants share equal ones.
+def library_of(
+    config: StepConfig,
+    policy: Policy,
+    frames: Frames,
+    weights: Normaliser,
+    cache_dir: Path,
+    say: Callable[[str], None] = lambda text: None,
+) -> DirectionLibrary:
+    """Return the directions of a run in these frames of its policy, by its settings.
+
+    Args:
+        weights: normaliser of a loss: pairs and rollouts share it, so that directions and gradients belong to the same
+            loss.
+        cache_dir: cache of pair gradients.
+        say: called with notes on the pairs, and with what of the cache is damaged.
+    """
+    intervention = config.intervention
+    return DirectionLibrary(
+        policy,
+        frames,
+        intervention.extraction,
+        weights,
+        cache_dir=cache_dir,
+        seed=config.seed,
+        v_hack=intervention.v_hack,
+        say=say,
+    )
+
+
+def arm_measures(
+    config: StepConfig,
+    policy: Policy,
+    frames: Mapping[Basis, Frames],
+    cache_dir: Path,
+    say: Callable[[str], None],
+) -> tuple[list[Measure], Libraries]:
+    """Make the measures of every arm under every loss variant; arms and loss variants share equal directions.
 
     Args:
         config: arms, loss variants, projection, extraction (or the direction file that replaces it) and seed matter.
         policy: renders the pairs.
         frames: frames of the policy at the start, by basis.
-        cache_dir: cache of pair gradients.
-        say: called with what is computed and what comes from the cache.
+        cache_dir, say: as in `library_of`.
+
+    Returns:
+        The measures, and a function that returns the library of a basis and normaliser.
     """
 
-    def __init__(
-        self,
-        config: StepConfig,
-        policy: Policy,
-        frames: Mapping[Basis, Frames],
-        cache_dir: Path,
-        say: Callable[[str], None],
-    ) -> None:
-        self._config, self._policy, self._frames = config, policy, frames
-        self._cache_dir, self._say = cache_dir, say
-        self._subspaces: dict[Subspace, Mapping[str, Tensor]] = {}
-        self._libraries: dict[tuple[Basis, Normaliser], DirectionLibrary] = {}
-        self._vectors: dict[tuple[Basis, Normaliser, DirectionKind], Mapping[str, Tensor]] = {}  # on the device
+    @cache
+    def library(basis: Basis, weights: Normaliser) -> DirectionLibrary:
+        return library_of(config, policy, frames[basis], weights, cache_dir, say)
 
-    def library(self, basis: Basis, objective: LossSettings) -> DirectionLibrary:
-        """Return the directions of a basis under the normaliser of an objective."""
-        key = basis, normaliser(objective)
-        if key not in self._libraries:
-            self._libraries[key] = self._new(self._frames[basis], key[1])
-        return self._libraries[key]
+    @cache
+    def along(basis: Basis, weights: Normaliser, kind: DirectionKind) -> Mapping[str, Tensor]:
+        return Stacks.of(library(basis, weights).get(kind).to(policy.device).vectors)
 
-    def extract(self, arm: Arm, objective: LossSettings, frames: Frames) -> Directions:
-        """Extract the arm's directions in frames of the current policy, without this object's caches."""
-        return self._new(frames, normaliser(objective)).get(arm.directions)
+    @cache
+    def onto(kind: Subspace) -> Mapping[str, Tensor]:
+        if kind == "haar":
+            return uniform(onto("clean"), config.seed)
+        pairs = [pair for pair in selected_pairs(config.intervention.extraction) if not pair.held_out]
+        return subspaces(kind, policy, frames["lora"], pairs, config.intervention.trusted)
 
-    def measures(self) -> list[Measure]:
-        """Make the measures of every arm under every loss variant."""
-        projection = self._config.intervention.projection
-        return [
-            Measure(
+    projection, measures = config.intervention.projection, []
+    for name, objective in config.objectives().items():
+        weights = normaliser(objective)
+        for arm in map(get_arm, config.intervention.arms):
+            measure = Measure(
                 condition=name,
                 arm=arm,
-                vectors=self._along(arm.basis, arm.directions, objective),
+                vectors=along(arm.basis, weights, arm.directions),
                 side=projection.side or arm.side,
                 overshoot=projection.overshoot,
                 target=projection.target,
-                dose=self._along(arm.basis, "v_hack", objective) if arm.dosed and arm.onto is None else None,
-                onto=None if arm.onto is None else self._onto(arm.onto),
-                onto_dose=self._onto("clean") if arm.dosed and arm.onto is not None else None,
             )
-            for name, objective in self._config.objectives().items()
-            for arm in map(get_arm, self._config.intervention.arms)
-        ]
-
-    def _new(self, frames: Frames, weights: Normaliser) -> DirectionLibrary:
-        # Pairs and rollouts share the normaliser, so that directions and gradients belong to the same loss.
-        intervention = self._config.intervention
-        return DirectionLibrary(
-            self._policy,
-            frames,
-            intervention.extraction,
-            weights,
-            cache_dir=self._cache_dir,
-            seed=self._config.seed,
-            v_hack=intervention.v_hack,
-            say=self._say,
-        )
-
-    def _onto(self, kind: Subspace) -> Mapping[str, Tensor]:
-        """Return {module: (K, d_out)} of the arms `trusted`."""
-        if kind == "haar":
-            return uniform(self._onto("clean"), self._config.seed)
-        if kind not in self._subspaces:
-            intervention = self._config.intervention
-            pairs = [pair for pair in selected_pairs(intervention.extraction) if not pair.held_out]
-            self._subspaces[kind] = subspaces(kind, self._policy, self._frames["lora"], pairs, intervention.trusted)
-        return self._subspaces[kind]
-
-    def _along(self, basis: Basis, kind: DirectionKind, objective: LossSettings) -> Mapping[str, Tensor]:
-        """Return {module: (k, r)} on the policy's device."""
-        key = basis, normaliser(objective), kind
-        if key not in self._vectors:
-            self._vectors[key] = Stacks.of(self.library(basis, objective).get(kind).to(self._policy.device).vectors)
-        return self._vectors[key]
+            if arm.onto is not None:
+                measure = replace(measure, onto=onto(arm.onto), onto_dose=onto("clean") if arm.dosed else None)
+            elif arm.dosed:
+                measure = replace(measure, dose=along(arm.basis, weights, "v_hack"))
+            measures.append(measure)
+    return measures, library
 
 
 def card_path(directions_path: Path) -> Path:
@@ -137,10 +134,8 @@ def read_card(path: Path) -> dict[str, Any]:
     """Read the card of the direction file `path`.
 
     Raises:
-        InputError: no such file, no card, or a card of another schema or another file.
+        InputError: no card, or a card of another schema or another file.
     """
-    if not path.is_file():
-        raise InputError(path, expected="a direction file", found="no such file", fix="run probe extract")
     where = card_path(path)
     if not where.is_file():
         fix = "ask for it where the file comes from, or run probe extract again"
@@ -160,17 +155,20 @@ def read_card(path: Path) -> dict[str, Any]:
 
 def directions_source(intervention: InterventionConfig) -> dict[str, str]:
     """Return `source_identity` of a run's directions; InputError for a file that does not match its card."""
-    if intervention.v_hack is not None:
-        path = Path(intervention.v_hack)
-        # Reading the file refuses a path that is no file; "" cannot even have a card.
-        if path.is_file() and card_path(path).is_file():
-            read_card(path)
+    if intervention.v_hack is not None and card_path(path := Path(intervention.v_hack)).is_file():
+        read_card(path)
     return source_identity(intervention.extraction, intervention.v_hack)
 
 
-@final
-class RefreshedMeasures:
-    """The measure of a training at every step.
+def refreshed_measures(
+    directory: Path,
+    start: Measure,
+    extract: Callable[[], Directions],
+    updater: Updater,
+    every: int | None,
+    world: World = SOLO,
+) -> Callable[[int], list[Measure]]:
+    """Return a function from a step to its measure, with directions at most `every` - 1 steps old.
 
     Args:
         directory: the run.
@@ -180,39 +178,29 @@ class RefreshedMeasures:
         every: steps between refreshes; None = never.
         world: the ranks.
     """
+    device, first = updater.trained.model.device, replace(start, overlap=1.0)
 
-    def __init__(
-        self,
-        directory: Path,
-        start: Measure,
-        extract: Callable[[], Directions],
-        updater: Updater,
-        every: int | None,
-        world: World = SOLO,
-    ) -> None:
-        self._directory, self._start, self._extract = directory / DIRECTIONS_DIR, start, extract
-        self._updater, self._every, self._world = updater, every, world
-        self._newest = 0, replace(start, overlap=1.0)  # (step of extraction, measure)
+    @lru_cache(1)
+    def read(path: Path) -> Measure:
+        vectors = Stacks.of(load_directions(path).to(device).vectors)
+        return replace(start, vectors=vectors, overlap=overlap(vectors, start.vectors))
 
-    def __call__(self, step: int) -> list[Measure]:
-        """Return the measure of a step, with directions at most `every` - 1 steps old."""
-        since = 0 if self._every is None else step - step % self._every
-        if since != self._newest[0]:
-            self._newest = since, self._at(since, step)
-        return [replace(self._newest[1], age=step - since)]
-
-    def _at(self, since: int, step: int) -> Measure:
-        path = self._directory / f"step_{since:06d}.safetensors"
-        if not self._world.on_main(path.is_file):
-            assert since == step, "a refresh that was missed"
-            with self._updater.deployed():
-                extracted = self._extract()
-            if self._world.is_main:
+    def measures(step: int) -> list[Measure]:
+        age = step if every is None else step % every
+        path = directory / DIRECTIONS_DIR / f"step_{step - age:06d}.safetensors"
+        if age == step:
+            return [replace(first, age=age)]
+        if not world.on_main(path.is_file):
+            assert age == 0, "a refresh that was missed"
+            with updater.deployed():
+                extracted = extract()
+            if world.is_main:
                 save_directions(path, extracted)
             # Wait until rank 0 has written the file that every rank reads below.
-            self._world.gather(None)
-        vectors = Stacks.of(load_directions(path).to(self._updater.trained.model.device).vectors)
-        return replace(self._start, vectors=vectors, overlap=overlap(vectors, self._start.vectors))
+            world.gather(None)
+        return [replace(read(path), age=age)]
+
+    return measures
 
 
 def overlap(vectors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float | None:

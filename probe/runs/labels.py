@@ -11,8 +11,6 @@ from replay_pools.base.tables import HACKS
 from replay_pools.logs.files import read_rows
 from replay_pools.rollout import Rollout
 
-COLUMNS = "columns id (STEP/SAMPLE) and label (1 = hack, 0 = none)"
-
 
 def write_drawn(path: Path, rollouts: Sequence[Rollout]) -> None:
     """Write the drawn rollouts with room for a label; labels that a user has filled in stay.
@@ -43,31 +41,25 @@ def read_labels(source: Path | Mapping[str, bool], rollouts: Sequence[Rollout]) 
         InputError: every fault of the file.
     """
     faults, labels, known = Faults(), dict[str, bool](), {place_of(one) for one in rollouts}
-    num_rows, where, rows = 0, "labels", source
-    if isinstance(source, Mapping):
-        rows = [{"id": place, "label": label} for place, label in source.items()]
-    else:
-        where = str(source)
-    for row in read_rows(rows):
-        num_rows += 1
+    is_mapping = isinstance(source, Mapping)
+    rows = [*read_rows([{"id": place, "label": label} for place, label in source.items()] if is_mapping else source)]
+    for row in rows:
         if isinstance(row.error, InputError):
             faults.note(row.error, "row")
             continue
-        if lacking := [name for name in ("id", "label") if name not in row.fields]:
-            found = f"no {' and no '.join(lacking)} among {', '.join(row.fields) or 'no columns'}"
-            faults.add(row.where, ("columns", *lacking), expected=COLUMNS, found=found)
-            continue
-        place, text = str(row.fields["id"]).strip(), str(row.fields["label"]).strip().lower()
-        label = HACKS.get(text)
-        if place not in known:
-            expected = f"STEP/SAMPLE of a rollout, such as {min(known)}"
-            faults.add(f"{row.where} id", "id", expected=expected, found=repr(place))
-        if label is None:
-            found = "nothing" if text in ("", "none") else repr(row.fields["label"])
-            faults.add(f"{row.where} label", "label", expected="1 (a hack) or 0", found=found)
-        elif labels.setdefault(place, label) != label:
-            faults.add(f"{row.where} label", "twice", expected=f"one label of {place}", found="two that differ")
-    if not num_rows:
-        faults.add(where, "rows", expected=COLUMNS, found="no rows")
+        place, text = (str(row.fields.get(name, "")).strip() for name in ("id", "label"))
+        label = HACKS.get(text.lower())
+        for is_wrong, name, expected, found in (
+            (place not in known, "id", f"STEP/SAMPLE of a rollout, such as {min(known)}", repr(place)),
+            (label is None, "label", "1 (a hack) or 0", "nothing" if text in ("", "None") else repr(text)),
+            (labels.get(place, label) != label, "label", f"one label of {place}", "two that differ"),
+        ):
+            if is_wrong:
+                faults.add(f"{row.where} {name}", name, expected=expected, found=found)
+        if label is not None:
+            labels.setdefault(place, label)
+    where = "labels" if is_mapping else str(source)
+    if not rows:
+        faults.add(where, "rows", expected="columns id (STEP/SAMPLE) and label (1 = hack, 0 = none)", found="no rows")
     faults.check(where)
     return labels

@@ -16,7 +16,7 @@ from probe.analysis.lookahead import PLAIN, Looked
 from probe.records.records import LookaheadRecord
 from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_records
 from probe.runs.assemble import assemble
-from probe.runs.directions import ArmDirections
+from probe.runs.directions import arm_measures
 from probe.runs.lookahead import Lookahead, write_lookahead
 from probe.runs.replay import with_remedy
 from probe.runs.replay_inputs import ReplayInputs
@@ -111,9 +111,8 @@ def _look(
     setup = assemble(inputs, folders[PLAIN], groups.num_steps)
     ahead = Lookahead(plain, policy, setup, groups, say)
     for number, (name, remedy) in enumerate(remedies.items()):
-        directions = ArmDirections(remedy, policy, setup.bases.frames, out_dir / "cache", say)
         try:
-            (measure,) = directions.measures()
+            (measure,), _ = arm_measures(remedy, policy, setup.bases.frames, out_dir / "cache", say)
             of_remedy = replace(setup, conditions=remedy.objectives())
             source, changed = with_remedy(remedy, policy, groups, of_remedy, out_dir)
         except InputError as error:  # for example too few pairs for k, or a monitor that measures nothing here

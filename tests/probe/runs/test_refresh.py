@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 from extraction.adapters.trained import Trained
 from extraction.directions import Directions, load_directions
 from extraction.pairs import load_pairs
-from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
+from probe.runs.directions import arm_measures, library_of, overlap, refreshed_measures
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
+from probe.settings.run import normaliser
 from probe.settings.training import ModelConfig, OptimizerConfig
 from probe.step.step import Measure
 from probe.step.update import Updater
@@ -47,19 +49,19 @@ def test_overlap_is_the_mean_squared_cosine_of_the_principal_angles() -> None:
 
 
 @pytest.fixture
-def measures(make_tiny: Callable[..., Trained], tmp_path: Path) -> Callable[..., RefreshedMeasures]:
+def measures(make_tiny: Callable[..., Trained], tmp_path: Path) -> Callable[..., Any]:
     """measures(every, calls): extractions draw Haar directions and append to `calls`."""
     coordinates = make_tiny()
     updater = Updater(coordinates, get_arm("vanilla"), OptimizerConfig(lr=0.1), 9)
     vectors = random_directions(coordinates, K).vectors
     start = Measure(condition="default", arm=get_arm("vanilla"), vectors=vectors, side="one_sided", overshoot=2.0)
 
-    def make(every: int | None, calls: list[int]) -> RefreshedMeasures:
+    def make(every: int | None, calls: list[int]) -> Any:
         def extract() -> Directions:
             calls.append(1)
             return random_directions(coordinates, K, len(calls))
 
-        return RefreshedMeasures(tmp_path, start, extract, updater, every)
+        return refreshed_measures(tmp_path, start, extract, updater, every)
 
     return make
 
@@ -127,9 +129,8 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     options = {f"intervention.extraction.{key}": value for key, value in options.items()}
     config = configure("train", options=options | {"intervention.arms": ["projected-at-deployment"]})
     frames = {"svd": coordinates.start}
-    directions = ArmDirections(config, policy, frames, tmp_path / "cache", lambda text: None)
-    arm, objective = get_arm("projected-at-deployment"), config.objective
-    (start,) = directions.measures()
+    arm, weights = get_arm("projected-at-deployment"), normaliser(config.objective)
+    (start,), _ = arm_measures(config, policy, frames, tmp_path / "cache", lambda text: None)
     cached = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert cached, "the start is extracted through the cache"
     updater = Updater(coordinates, arm, OptimizerConfig(lr=0.1), 9)
@@ -141,9 +142,9 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
 
     def extract() -> Directions:
         with coordinates.folded():
-            return directions.extract(arm, objective, coordinates.frames())
+            return library_of(config, policy, coordinates.frames(), weights, tmp_path / "cache").v_hack
 
-    mine = RefreshedMeasures(tmp_path / "run", start, extract, updater, 2)
+    mine = refreshed_measures(tmp_path / "run", start, extract, updater, 2)
     (found,) = mine(2)
     assert all(torch.equal(v, moves[0][m]) for m, v in coordinates.values().items()), "the refresh moved the policy"
     stored = load_directions(tmp_path / "run" / "directions" / "step_000002.safetensors")
