@@ -132,12 +132,9 @@ def out_of(run: Path) -> Path:
 
 def default_name(stem: str, shape: Any = None) -> str:
     """Make a plain file name from the letters and digits of a stem, and a hash of `shape` if given."""
-    plain = re.sub(r"[^A-Za-z0-9._]", "-", stem)
-    parts = [
-        plain[:MAX_STEM_CHARS].strip("-._"),
-        *([] if shape is None else [sha256(dump_json(shape))[:HASH_DIGITS]]),
-    ]
-    return "-".join(filter(None, parts))
+    plain = re.sub(r"[^A-Za-z0-9._]", "-", stem)[:MAX_STEM_CHARS].strip("-._")
+    digest = "" if shape is None else sha256(dump_json(shape))[:HASH_DIGITS]
+    return "-".join(filter(None, (plain, digest)))
 
 
 def elsewhere(out: Path) -> str:
