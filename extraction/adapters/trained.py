@@ -28,7 +28,7 @@ from typing import final
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
-from peft.tuners.lora import Linear, LoraLayer
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -164,11 +164,6 @@ def lora_factors(layer: nn.Module | LoraLayer, adapter: str = ADAPTER) -> tuple[
     assert isinstance(A, nn.Parameter)
     assert isinstance(B, nn.Parameter)
     return A, B
-
-
-def is_plain(layer: LoraLayer) -> bool:
-    """Return whether a LoRA layer computes y = W x + s B A x: neither quantised, nor of an embedding, nor DoRA."""
-    return type(layer) is Linear and not layer.lora_magnitude_vector and not layer.lora_variant
 
 
 def save_adapter(model: PeftModel, directory: Path) -> None:
