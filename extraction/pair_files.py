@@ -40,7 +40,7 @@ def read_pair_file(
     Raises:
         InputError: no such file, a column that cannot be found; all faults of the rows, together.
     """
-    mapped, faults = _parse_map(columns), Faults()
+    mapped, faults = parse_mapping(columns or "", MAP, [*FIELDS]), Faults()
     rows = _read_rows(Path(source), faults)
     fields: dict[str, str] = {}
     try:
@@ -80,15 +80,6 @@ def store_rows(rows: Any, folder: Path) -> str:
     path = folder / f"given-{sha256(content)[:12]}.jsonl"
     write_atomic(path, content)
     return str(path)
-
-
-def _parse_map(text: str | None) -> dict[str, str]:
-    """Return {field of a pair: column} of `hack=chosen,clean=rejected`."""
-    columns = parse_mapping(text or "", MAP, [*FIELDS])
-    sides = [columns[side] for side in ("hack", "clean") if side in columns]
-    if len(sides) == 1 or len({*sides}) < len(sides):
-        raise InputError(MAP, expected="both hack=COLUMN and clean=COLUMN, two columns", found=str(text))
-    return columns
 
 
 def _read_rows(path: Path, faults: Faults) -> list[tuple[str, Fields]]:

@@ -113,11 +113,7 @@ def _pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
     )
 
 
-def load_pairs(
-    source: str,
-    columns: str | None = None,
-    say: Callable[[str], object] = lambda note: None,
-) -> list[Pair]:
+def load_pairs(source: str, columns: str | None = None, say: Callable[[str], object] = lambda note: None) -> list[Pair]:
     """Return the pairs of `builtin` (mode run_tests), `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file.
 
     Args:

@@ -162,7 +162,7 @@ def test_columns_of_any_name_by_the_map(read: Callable[..., Any]) -> None:
     file = read(rows, "prompt=q,hack=bad,clean=good,flavour=kind")
     assert (file.pairs[0].hack, file.pairs[0].flavour) == ("h", "exit")
     assert "columns that no pair uses: seen" in file.notes
-    for text in ("prompt=q,hack=bad,clean=bad", "prompt=q,hack=worse,clean=good", "rompt=q", "hack=bad,hack=good"):
+    for text in ("prompt=q,hack=worse,clean=good", "prompt=q,hack=bad", "rompt=q", "hack=bad,hack=good"):
         with pytest.raises(InputError, match="--pairs-map|columns"):
             read(rows, text)
 
