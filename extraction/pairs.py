@@ -11,12 +11,11 @@ loophole mode in `replay_pools.environments.loopholes.EXPLOITS`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from extraction.words import ExtractionSettings, kind_of
-from replay_pools.base.errors import InputError
+from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import encode_jsonl, sha256, write_atomic, write_jsonl_gz
 from replay_pools.environments.loopholes import (
     EXPLOITS,
@@ -67,9 +66,8 @@ def builtin_pairs(name: str) -> list[Pair]:
     """Return the built-in pairs of a loophole mode, or a set without hacks; InputError for another name."""
     names = [*(mode for mode, exploits in EXPLOITS.items() if exploits), PLACEBO, STYLE]
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        fix = f"did you mean builtin:{near[0]}?" if near else ""
-        raise InputError("--pairs", expected=f"builtin:{{{','.join(names)}}}", found=f"builtin:{name}", fix=fix)
+        where, fix = f"--pairs builtin:{name}", "or give a file of pairs"
+        raise unknown_name(where, name, names, expected="the name of a built-in set", fix=fix)
     problems = minicode_problems("pairs")
     if name == PLACEBO:
         problems = tuple(problem for problem in problems if len(problem.family.solutions) > 1)
