@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import final
+from typing import cast, final
 
 import torch
 import torch.nn.functional as F
@@ -160,10 +160,7 @@ class Trained:
 def lora_factors(layer: nn.Module | LoraLayer, adapter: str = ADAPTER) -> tuple[nn.Parameter, nn.Parameter]:
     """Return A (rank, d_in) and B (d_out, rank) of a LoRA layer."""
     assert isinstance(layer, LoraLayer)
-    A, B = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-    assert isinstance(A, nn.Parameter)
-    assert isinstance(B, nn.Parameter)
-    return A, B
+    return cast(nn.Parameter, layer.lora_A[adapter].weight), cast(nn.Parameter, layer.lora_B[adapter].weight)
 
 
 def save_adapter(model: PeftModel, directory: Path) -> None:
