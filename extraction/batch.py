@@ -263,14 +263,11 @@ def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[lis
     passes: list[list[int]] = []
     for sample in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         for samples in passes:
-            if cost([lengths[i] for i in [*samples, sample]], layout) <= budget:
+            own = [lengths[i] for i in (*samples, sample)]
+            # Tokens of a pass: their sum in one row, rows times the longest when padded.
+            if (len(own) * max(own) if layout == "padded" else sum(own)) <= budget:
                 samples.append(sample)
                 break
         else:
             passes.append([sample])
     return passes
-
-
-def cost(lengths: Sequence[int], layout: Layout) -> int:
-    """Count the tokens of one pass: their sum in one row, rows times the longest when padded."""
-    return len(lengths) * max(lengths) if layout == "padded" else sum(lengths)

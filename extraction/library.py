@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import orjson
 import torch
@@ -47,8 +47,7 @@ from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import early_end
 
-Side = Literal["hack", "clean"]
-SIDES: tuple[Side, ...] = get_args(Side)
+SIDES = ("hack", "clean")
 # Ids of a prompt and of its answer, and the mask of the answer: True = the policy's; None = all are.
 Tokens = tuple[list[int], list[int], list[bool] | None]
 EXTRACTION = ("method", "k", "tau", "drop_bottom_frac")  # settings of `extract_directions`
@@ -92,7 +91,7 @@ def check_pairs(chat: Chat, pairs: Sequence[Pair], k: int) -> None:
     faults.check("pairs")
 
 
-def _side_tokens(policy: Chat, pair: Pair, side: Side) -> Tokens:
+def _side_tokens(policy: Chat, pair: Pair, side: str) -> Tokens:
     """Return `answer_tokens` of one completion of a pair, checked for end-of-turn tokens inside a turn."""
     prompt_ids, ids, mask = answer_tokens(policy, pair.messages, getattr(pair, side))
     if (place := early_end(ids, mask, policy.eos_ids)) is not None:

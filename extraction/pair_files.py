@@ -28,20 +28,19 @@ _END_MARK = re.compile(r"(<[|\uff5c][^<>\s]+[|\uff5c]>|<end_of_turn>)\s*$")
 
 
 def read_pair_file(
-    source: str, columns: str | None = None, split_seed: int = 0, say: Callable[[str], object] = lambda note: None
+    source: str, columns: str | None = None, say: Callable[[str], object] = lambda note: None
 ) -> list[Pair]:
-    """Return the pairs of a file.
+    """Return the pairs of a file; where no column says which are held out, a third of the prompts is.
 
     Args:
         source: the path of a file of rows, of any kind that a log may have.
         columns: `FIELD=COLUMN,...`, for columns of other names than those in `FIELDS`.
-        split_seed: draws the held-out prompts where no column says which pairs are held out.
         say: gets a sentence on each decision.
 
     Raises:
         InputError: no such file, a column that cannot be found; all faults of the rows, together.
     """
-    mapped, faults = _parse_map(columns), Faults()
+    mapped, faults = parse_mapping(columns or "", MAP, [*FIELDS]), Faults()
     rows = _read_rows(Path(source), faults)
     fields: dict[str, str] = {}
     try:
@@ -64,8 +63,8 @@ def read_pair_file(
     for text in counted:
         say(f"dropped: {text}")
     if "held_out" not in fields:
-        pairs = split_by_prompt(pairs, split_seed)
-    for note in _pair_notes(pairs, "held_out" in fields, split_seed):
+        pairs = split_by_prompt(pairs)
+    for note in _pair_notes(pairs, "held_out" in fields):
         say(note)
     return pairs
 
@@ -81,15 +80,6 @@ def store_rows(rows: Any, folder: Path) -> str:
     path = folder / f"given-{sha256(content)[:12]}.jsonl"
     write_atomic(path, content)
     return str(path)
-
-
-def _parse_map(text: str | None) -> dict[str, str]:
-    """Return {field of a pair: column} of `hack=chosen,clean=rejected`."""
-    columns = parse_mapping(text or "", MAP, [*FIELDS])
-    sides = [columns[side] for side in ("hack", "clean") if side in columns]
-    if len(sides) == 1 or len({*sides}) < len(sides):
-        raise InputError(MAP, expected="both hack=COLUMN and clean=COLUMN, two columns", found=str(text))
-    return columns
 
 
 def _read_rows(path: Path, faults: Faults) -> list[tuple[str, Fields]]:
@@ -236,7 +226,7 @@ FIELDS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
 }
 
 
-def split_by_prompt(pairs: Sequence[Pair], seed: int) -> list[Pair]:
+def split_by_prompt(pairs: Sequence[Pair], seed: int = 0) -> list[Pair]:
     """Return the pairs with a third of the prompts held out, at least two of four or more.
 
     A prompt is drawn by the hash of its text and the seed, so the order of the file plays no part.
@@ -251,13 +241,13 @@ def _key(pair: Pair) -> str:
     return dump_json(pair.messages).decode()
 
 
-def _pair_notes(pairs: Sequence[Pair], is_marked: bool, split_seed: int) -> list[str]:
+def _pair_notes(pairs: Sequence[Pair], is_marked: bool) -> list[str]:
     """Say how many pairs are held out and by what, and how long the sides are."""
     notes: list[str] = []
     held_out = [pair for pair in pairs if pair.held_out]
     both = {_key(pair) for pair in held_out} & {_key(pair) for pair in pairs if not pair.held_out}
     if not is_marked:
-        how = f'split by prompt with intervention.extraction.split_seed {split_seed}, since no row says "held_out"'
+        how = 'split by prompt, since no row says "held_out"'
         few = f"; fewer than {FEWEST_FOR_A_SIGN} prove no sign" if len(held_out) < FEWEST_FOR_A_SIGN else ""
         notes.append(f"held out: {len(held_out)} of {len(pairs)} pairs, {how}{few}")
     elif both:

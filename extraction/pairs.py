@@ -11,12 +11,11 @@ loophole mode in `replay_pools.environments.loopholes.EXPLOITS`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from extraction.words import ExtractionSettings, kind_of
-from replay_pools.base.errors import InputError
+from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import encode_jsonl, sha256, write_atomic, write_gz
 from replay_pools.environments.loopholes import (
     EXPLOITS,
@@ -67,9 +66,8 @@ def builtin_pairs(name: str) -> list[Pair]:
     """Return the built-in pairs of a loophole mode, or a set without hacks; InputError for another name."""
     names = [*(mode for mode, exploits in EXPLOITS.items() if exploits), PLACEBO, STYLE]
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        fix = f"did you mean builtin:{near[0]}?" if near else ""
-        raise InputError("--pairs", expected=f"builtin:{{{','.join(names)}}}", found=f"builtin:{name}", fix=fix)
+        where, fix = f"--pairs builtin:{name}", "or give a file of pairs"
+        raise unknown_name(where, name, names, expected="the name of a built-in set", fix=fix)
     problems = minicode_problems("pairs")
     if name == PLACEBO:
         problems = tuple(problem for problem in problems if len(problem.family.solutions) > 1)
@@ -113,18 +111,12 @@ def _pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
     )
 
 
-def load_pairs(
-    source: str,
-    columns: str | None = None,
-    split_seed: int | None = None,
-    say: Callable[[str], object] = lambda note: None,
-) -> list[Pair]:
+def load_pairs(source: str, columns: str | None = None, say: Callable[[str], object] = lambda note: None) -> list[Pair]:
     """Return the pairs of `builtin` (mode run_tests), `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file.
 
     Args:
         source: one of these.
         columns: `FIELD=COLUMN,...` of a file (`--pairs-map`); built-in pairs have none.
-        split_seed: draws the held-out prompts of a file that does not mark them; None: 0.
         say: gets a sentence for each decision in reading a file.
 
     Raises:
@@ -135,7 +127,7 @@ def load_pairs(
     else:
         from extraction.pair_files import read_pair_file  # built-in pairs do without the readers of logs
 
-        pairs = read_pair_file(source, columns, split_seed or 0, say)
+        pairs = read_pair_file(source, columns, say)
     if all(pair.held_out for pair in pairs):
         raise InputError(f"pairs {source}", expected="at least one pair that is not held out", found="none")
     return pairs
@@ -157,7 +149,7 @@ def selected_pairs(settings: ExtractionSettings, say: Callable[[str], object] = 
     """
     if settings.pairs_map is not None and is_builtin(settings.pairs):
         raise InputError("--pairs-map", expected="a file of pairs (--pairs FILE)", found=settings.pairs)
-    pairs = load_pairs(settings.pairs, settings.pairs_map, settings.split_seed, say)
+    pairs = load_pairs(settings.pairs, settings.pairs_map, say)
     used = [pair for pair in pairs if not pair.held_out]
     flavours = sorted({kind_of(pair.flavour) for pair in used})
     for flavour in settings.leave_out:
@@ -167,7 +159,7 @@ def selected_pairs(settings: ExtractionSettings, say: Callable[[str], object] = 
     used = [pair for pair in used if kind_of(pair.flavour) not in settings.leave_out]
     measured = pairs
     if settings.held_out is not None:
-        measured = load_pairs(settings.held_out, settings.pairs_map, settings.split_seed)
+        measured = load_pairs(settings.held_out, settings.pairs_map)
     return [*used, *(pair for pair in measured if pair.held_out)]
 
 

@@ -81,7 +81,6 @@ class ExtractionSettings:
 
     pairs: str = setting("builtin", "`builtin`, `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file of pairs")
     pairs_map: Maybe[str] = setting(None, "columns of a file of pairs, as `hack=rejected,clean=chosen`")
-    split_seed: Maybe[int] = setting(None, "seed of the held-out prompts, for files that do not mark them; none: 0")
     leave_out: tuple[str, ...] = setting(
         (), "kinds of pairs (first word of the flavour) to leave out of the extraction"
     )

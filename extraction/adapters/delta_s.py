@@ -143,8 +143,6 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
             if name not in self.delta_S:
                 continue
             total = self.delta_weight(name).to(self.S.dtype).add_(weight.data)
-            if safe_merge and not torch.isfinite(total).all():
-                raise ValueError(f"adapter {name!r} has values that are not finite: it cannot be merged")
             if self.unmerged_weight is None:
                 self.unmerged_weight = weight.data
             weight.data = dithered(total) if weight.dtype == torch.bfloat16 else total.to(weight.dtype)

@@ -23,12 +23,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import final
+from typing import cast, final
 
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
-from peft.tuners.lora import Linear, LoraLayer
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -160,15 +160,7 @@ class Trained:
 def lora_factors(layer: nn.Module | LoraLayer, adapter: str = ADAPTER) -> tuple[nn.Parameter, nn.Parameter]:
     """Return A (rank, d_in) and B (d_out, rank) of a LoRA layer."""
     assert isinstance(layer, LoraLayer)
-    A, B = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-    assert isinstance(A, nn.Parameter)
-    assert isinstance(B, nn.Parameter)
-    return A, B
-
-
-def is_plain(layer: LoraLayer) -> bool:
-    """Return whether a LoRA layer computes y = W x + s B A x: neither quantised, nor of an embedding, nor DoRA."""
-    return type(layer) is Linear and not layer.lora_magnitude_vector and not layer.lora_variant
+    return cast(nn.Parameter, layer.lora_A[adapter].weight), cast(nn.Parameter, layer.lora_B[adapter].weight)
 
 
 def save_adapter(model: PeftModel, directory: Path) -> None:

@@ -31,7 +31,7 @@ from extraction.adapters.frames import SVD_CACHE
 from extraction.adapters.svd import checksum
 from extraction.directions import Directions, known_directions
 from probe.integrations.measured import REPLACED_FIX, Measured
-from probe.integrations.processes import Averaged, averaging_groups, unwrapped
+from probe.integrations.processes import averaging_groups, unwrapped
 from probe.records.records import GradientRecord
 from probe.settings.training import ProjectionConfig
 from probe.settings.words import Side
@@ -59,7 +59,6 @@ def attach(
     log: Callable[..., object] | None = None,
     path: str | Path | None = None,
     cache_dir: str | Path | None = SVD_CACHE,
-    process_group: Averaged = None,
 ) -> "Attached":
     """Measure every optimizer step against `directions`; with `project`, the optimizer gets the projected gradient.
 
@@ -90,15 +89,14 @@ def attach(
         path: a file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md), which goes on if it
             exists. With several processes, attach in all of them, and give it in one.
         cache_dir: the folder where `probe extract` left the SVDs; None computes them.
-        process_group: over which the gradient is averaged, where several processes run and no wrapper of `model` says
-            it; "self" where every process trains another model.
 
     Returns:
         A handle with `records` and their `means()`. `detach()`, or the end of its `with` block, removes the probe.
 
     Raises:
         InputError: directions of other weights, an adapter that uses its weight twice, `project` where no projection is
-            defined, parameters that the optimizer does not step, DeepSpeed, FSDP1, processes that do not attach, an
+            defined, parameters that the optimizer does not step, DeepSpeed, FSDP1, several processes without a wrapper
+            that says which of them train `model`, or that do not attach, an
             unknown side, a `path` of other directions. In the loop: a closure, `create_graph=True`, parameters that the
             optimizer no longer steps.
     """
@@ -112,7 +110,7 @@ def attach(
     cache_dir = None if cache_dir is None else Path(cache_dir)
     name = checksum(*directions.vectors.values())[:DIGITS]
     file = None if path is None else RecordFile(Path(path), name)
-    groups, options = averaging_groups(model, process_group), {"project": project, "cache_dir": cache_dir}
+    groups, options = averaging_groups(model), {"project": project, "cache_dir": cache_dir}
     measured = Measured(where, unwrapped(model), directions, stepped_by(optimizer), groups, scaler, **options)
     vectors = directions.to(measured.device).vectors
     projection = partial(project_modules, directions=vectors, side=side, overshoot=overshoot)

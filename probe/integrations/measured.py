@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from peft.tuners import lora
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ from extraction.adapters.coordinates import Frame, SvdFrame
 from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.frames import base_layer, check_adapters, make_frames, target_layers
 from extraction.adapters.targets import spread_as, whole
-from extraction.adapters.trained import is_plain, lora_factors
+from extraction.adapters.trained import lora_factors
 from extraction.directions import Directions
 from probe.integrations.processes import Groups, meet
 from probe.integrations.taps import Taps, named
@@ -333,7 +334,8 @@ def _part(frame: Frame, layer: nn.Module, stepped: Stepped) -> Part | None:
         return _linear(frame, layer, stepped) if _is_trained(_weight(layer), stepped) else None
     if not isinstance(layer, BaseTunerLayer) or _is_trained(_weight(layer.get_base_layer()), stepped):
         return None
-    if isinstance(layer, LoraLayer) and is_plain(layer):
+    # y = W x + s B A x: neither quantised, nor of an embedding, nor DoRA
+    if type(layer) is lora.Linear and not layer.lora_magnitude_vector and not layer.lora_variant:
         factors = {name: lora_factors(layer, name) for name in layer.active_adapters if name in layer.lora_A}
         moving = [name for name, both in factors.items() if any(_is_trained(factor, stepped) for factor in both)]
         return _lora(frame, layer, moving[0], stepped) if len(moving) == 1 else None

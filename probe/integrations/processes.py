@@ -4,12 +4,10 @@ Taps are averaged over the same processes, never over the whole world, where rol
 
     DistributedDataParallel     its process group
     fully_shard (FSDP2)         the mesh of its parameters, every dimension in turn
-    neither                     `process_group=`; "self" where each process trains another model
 """
 
 from collections import Counter
 from datetime import timedelta
-from typing import Literal
 
 from torch import Tensor, distributed, nn
 from torch._dynamo.eval_frame import OptimizedModule
@@ -22,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from replay_pools.base.errors import InputError
 
 Groups = tuple[ProcessGroup, ...]
-Averaged = ProcessGroup | Literal["self"] | None  # given by a caller; None leaves it to the wrappers
 # Long enough for a process that loads its model late, much shorter than the timeout of a collective call.
 PATIENCE = timedelta(minutes=5)
 _met: Counter[tuple[int, ...]] = Counter()  # {ranks: probes that these have started}
@@ -75,16 +72,13 @@ def _unserved(model: nn.Module) -> str | None:
     return None
 
 
-def averaging_groups(model: nn.Module, process_group: Averaged) -> Groups | None:
+def averaging_groups(model: nn.Module) -> Groups | None:
     """Return the groups over which the gradient of a model is averaged, one after the other; () for one process.
 
-    The caller's `process_group` comes before the wrappers of `model`. None: several processes run, and nothing says
-    which of them train this model.
+    None: several processes run, and no wrapper says which of them train this model.
     """
-    if process_group == "self" or not distributed.is_available() or not distributed.is_initialized():
+    if not distributed.is_available() or not distributed.is_initialized():
         return ()
-    if isinstance(process_group, ProcessGroup):
-        return (process_group,)
     while isinstance(model, OptimizedModule):
         model = model._orig_mod
     if isinstance(model, DistributedDataParallel):
@@ -114,10 +108,10 @@ def meet(groups: Groups | None) -> Groups:
     """
     if groups is None:
         raise InputError(
-            "process_group",
+            "model",
             expected=f"DistributedDataParallel or fully_shard, since {distributed.get_world_size()} processes run",
             found="a model without",
-            fix='give attach the wrapped model, or process_group= ("self" where each process trains another model)',
+            fix="give attach the wrapped model",
         )
     for group in groups:
         ranks = tuple(distributed.get_process_group_ranks(group))

@@ -22,7 +22,7 @@ class GradientProbeCallback(TrainerCallback):
 
     Args:
         trainer: of any model; without DeepSpeed and FSDP1.
-        directions: as in `probe.attach`, with its options `project`, `side`, `overshoot`, `cache_dir`, `process_group`.
+        directions: as in `probe.attach`, with its options `project`, `side`, `overshoot`, `cache_dir`.
         path: a file for the records, as in `probe.attach`, which the main process alone writes.
 
     Attributes:

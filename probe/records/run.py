@@ -73,8 +73,8 @@ OTHER_FILES = (  # also hashed in the manifest; a pool's manifest covers the poo
 HASH_DIGITS = 6  # in a default name
 MAX_STEM_CHARS = 100  # of a default name without its hash: file names have at most 255 bytes
 OPTIONAL_FILES = (EVALS_FILE, LOOKAHEAD_FILE)
-_SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
-_TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
+_SAMPLES_FILE = re.compile(r"step_\d{3,}\.cos\.jsonl\.gz")
+_TOKENS_FILE = re.compile(r"step_\d{3,}\.tokens\.jsonl\.gz")
 Kind = TypeVar("Kind", bound=Record)
 
 
@@ -132,12 +132,9 @@ def out_of(run: Path) -> Path:
 
 def default_name(stem: str, shape: Any = None) -> str:
     """Make a plain file name from the letters and digits of a stem, and a hash of `shape` if given."""
-    plain = re.sub(r"[^A-Za-z0-9._]", "-", stem)
-    parts = [
-        plain[:MAX_STEM_CHARS].strip("-._"),
-        *([] if shape is None else [sha256(dump_json(shape))[:HASH_DIGITS]]),
-    ]
-    return "-".join(filter(None, parts))
+    plain = re.sub(r"[^A-Za-z0-9._]", "-", stem)[:MAX_STEM_CHARS].strip("-._")
+    digest = "" if shape is None else sha256(dump_json(shape))[:HASH_DIGITS]
+    return "-".join(filter(None, (plain, digest)))
 
 
 def elsewhere(out: Path) -> str:
@@ -288,13 +285,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 def _contents(directory: Path) -> dict[str, bytes]:
     """Return {name: decompressed bytes} of config, steps, OPTIONAL_FILES, and the samples in step order."""
-    numbered: list[tuple[int, str]] = []
-    for path in directory.iterdir():
-        if match := _SAMPLES_FILE.fullmatch(path.name):
-            numbered.append((int(match[1]), path.name))
+    samples = [path.name for path in directory.iterdir() if _SAMPLES_FILE.fullmatch(path.name)]
     optional = [name for name in OPTIONAL_FILES if (directory / name).is_file()]
-    # As text, step_1000 would come before step_999.
-    names = [CONFIG_FILE, STEPS_FILE, *optional, *(name for _, name in sorted(numbered))]
+    # Shorter names first: as text, step_1000 would come before step_999.
+    names = [CONFIG_FILE, STEPS_FILE, *optional, *sorted(samples, key=lambda name: (len(name), name))]
     return {name: (read_gz if name.endswith(".gz") else read_plain)(directory / name) for name in names}
 
 

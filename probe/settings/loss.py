@@ -5,6 +5,7 @@ LossCondition(name="capped", changes={"advantage_clip": 2.0})          a loss va
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import field, fields, replace
 from typing import Any
 
@@ -144,8 +145,6 @@ def check_recorded(objectives: Iterable[LossSettings], samplers: Mapping[str, Ma
 def _plain_value(text: str) -> Any:
     """Convert the text to int or float if possible; `decode` then checks the type."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text

@@ -261,22 +261,16 @@ def normaliser(objective: LossSettings) -> Normaliser:
 
 
 def setting_rows() -> Iterator[tuple[str, str, str, str]]:
-    """Yield (key, type, default, meaning) of every setting, in the order of a training's tables.
+    """Yield (key, type, default, meaning) of every setting, those of a table first.
 
     >>> next(setting_rows())[0]
     'model.name'
     """
-    for key in sorted(KEYS, key=lambda key: _order(key.partition(".")[0])):
+    for key in sorted(KEYS, key=lambda key: "." not in key):
         kind = next(kind for kind in CONFIGS.values() if key in keys_of(kind))
         entry = field_of(kind, key)
         default = "required" if entry.is_required() else _value_text(entry.get_default(call_default_factory=True))
         yield key, _type_text(entry.annotation), default, entry.description or ""
-
-
-def _order(table: str) -> int:
-    names = ("model", "source", "rollouts", "objective", "intervention", "remedy", "optimizer", "control")
-    names = (*names, "checkpoints", "evaluation", "lookahead")
-    return names.index(table) if table in names else len(names)
 
 
 def _type_text(hint: Any) -> str:

@@ -103,12 +103,8 @@ STRATA: Mapping[Strata, Callable[[Group], list[Hashable]]] = {
 
 def strata_of(groups: Sequence[Group], by: Strata) -> list[list[int]]:
     """Number the stratum of every rollout from 0 in each group, (P, G)."""
-    rows = []
-    for group in groups:
-        values = STRATA[by](group)
-        order = list(dict.fromkeys(values))
-        rows.append([order.index(value) for value in values])
-    return rows
+    rows = [STRATA[by](group) for group in groups]
+    return [[[*dict.fromkeys(row)].index(value) for value in row] for row in rows]
 
 
 Stored = tuple[Pool, int, int, float]  # a rollout: its pool, the place of its group, its number there, its reward

@@ -407,12 +407,6 @@ def _broken(weighting: Weighting, projection: Projection) -> str | None:
     """Return the first number of the step that is not finite, as "NAME is VALUE"; None if all are finite."""
     numbers = {f"kl/{name}": value for name, value in weighting.kl.items()}
     numbers |= {f"ratio/{name}": value for name, value in weighting.ratio.items()}
-    numbers |= {
-        "grad_norm": float(projection.before.norm),
-        "grad_norm after the projection": float(projection.after.norm),
-    }
-    numbers["loss"] = weighting.loss
-    for name, value in numbers.items():
-        if not math.isfinite(value):
-            return f"{name} is {value}"
-    return None
+    norms = {"grad_norm": projection.before.norm, "grad_norm after the projection": projection.after.norm}
+    numbers |= {name: float(norm) for name, norm in norms.items()} | {"loss": weighting.loss}
+    return next((f"{name} is {value}" for name, value in numbers.items() if not math.isfinite(value)), None)

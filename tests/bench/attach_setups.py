@@ -194,8 +194,7 @@ def gated_error(
         torch.manual_seed(0)
         model = wrap(make()) if is_wrapped and not later else make()
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-        group = {} if is_wrapped else {"process_group": "self"}
-        with probe.attach(optimizer, directions, model=model, cache_dir=None, project=True, **group) as attached:
+        with probe.attach(optimizer, directions, model=model, cache_dir=None, project=True) as attached:
             if is_wrapped and later:
                 wrap(model)
                 optimizer.param_groups[0]["params"] = [*model.parameters()]
@@ -751,11 +750,6 @@ DOUBLE = [
 VARIANTS = [  # of rows above
     Row("DDP", "LoRA of all Linears", lambda rank: of_rank(parallel(of_all()), rank)),
     Row("DDP", "all weights", lambda rank: of_rank(parallel(all_trained()), rank)),
-    Row(
-        'a policy a process, process_group="self"',
-        "LoRA of q and v",
-        lambda rank: of_rank(adapted(), rank, process_group="self", expected=naive(rows=mine(rank))),
-    ),
     Row("FSDP2", "LoRA of all Linears", lambda rank: of_rank(sharded(of_all()), rank)),
     Row("FSDP2", "all weights", lambda rank: of_rank(sharded(all_trained()), rank)),
     Row("FSDP2, gated", "all weights", lambda rank: gated_error(all_trained, sharded, rank)),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapted import adapt
+from adapted import adapt, move
 from tiny_models import VOCABULARY, build_model
 from transformers import PreTrainedModel
 
@@ -43,9 +43,7 @@ def make_coordinates() -> Callable[..., Trained]:
         model = build_model(model, dtype) if isinstance(model, str) else model
         coordinates = adapt(model, model_id="tiny", **BASES[basis])
         if state != "zero":
-            generator = torch.Generator().manual_seed(1)
-            moves = {m: 0.2 * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
-            coordinates.load_values({m: v + moves[m] for m, v in coordinates.values().items()})
+            move(coordinates, 1)
         return coordinates
 
     return make

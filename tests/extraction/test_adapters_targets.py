@@ -36,15 +36,6 @@ def test_refusals(build_model):
         weight_matrix(nn.Embedding(3, 4), "wte")
 
 
-def test_weight_matrix_is_out_by_in(build_model):
-    """y = x W^T + b for the Linear and the Conv1D alike."""
-    x = torch.randn(5, 24)
-    for architecture, name in (("gpt2", "transformer.h.0.attn.c_attn"), ("llama", "model.layers.0.mlp.up_proj")):
-        module = build_model(architecture).get_submodule(name)
-        bias = 0 if module.bias is None else module.bias
-        torch.testing.assert_close(module(x), x @ weight_matrix(module, name).T + bias)
-
-
 def test_the_share_of_the_linear_weights_is_counted_by_hand(build_model, architecture):
     """Of an ordinary model all, whatever its head; of a part of its projections their numbers; biases count nowhere."""
     model = build_model(architecture)

@@ -19,10 +19,8 @@ from extraction.directions import (
     flipped_differences,
     haar_directions,
     load_directions,
-    load_pair_gradients,
     permuted_differences,
     save_directions,
-    save_pair_gradients,
 )
 from replay_pools.base.errors import InputError
 
@@ -176,19 +174,6 @@ def test_directions_round_trip(tmp_path: Path) -> None:
         stored, read = getattr(saved, field), getattr(loaded, field)
         assert list(read) == [*modules], "another order: sums and seeded draws would differ"
         assert all(torch.equal(stored[m], read[m]) and stored[m].dtype == read[m].dtype for m in modules)
-
-
-def test_pair_gradients_round_trip(tmp_path: Path) -> None:
-    """load(save(p)) == p, module order included, so that a cached extraction equals a fresh one bit for bit."""
-    pairs, _ = pairs_with_signal()
-    save_pair_gradients(tmp_path / "p.safetensors", pairs)
-    found = load_pair_gradients(tmp_path / "p.safetensors")
-    assert found.metadata == pairs.metadata
-    assert torch.equal(found.held_out, pairs.held_out)
-    assert list(found.hack) == list(found.clean) == list(SIZES)
-    for module in SIZES:
-        assert torch.equal(found.hack[module], pairs.hack[module])
-        assert torch.equal(found.clean[module], pairs.clean[module])
 
 
 def like(shapes: dict[str, tuple[int, int]]) -> Directions:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from extraction.pair_files import read_pair_file
+from extraction.pair_files import read_pair_file, split_by_prompt
 from extraction.pairs import text_of
 from replay_pools.base.errors import InputError, InputErrors
 
@@ -21,14 +21,14 @@ def three_keys(n: int = 12) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., Any]:
-    """read(rows, columns, seed) -> the pairs and the notes of these rows; `name` decides between lines and an array."""
+    """read(rows, columns) -> the pairs and the notes of these rows; `name` decides between lines and an array."""
 
-    def reading(rows: list[Any], columns: str | None = None, split_seed: int = 0, name: str = "pairs.jsonl") -> Any:
+    def reading(rows: list[Any], columns: str | None = None, name: str = "pairs.jsonl") -> Any:
         path = tmp_path / name
         lines = [json.dumps(row) for row in rows]
         path.write_text(f"[{','.join(lines)}]" if name.endswith(".json") else "\n".join(lines))
         notes: list[str] = []
-        return SimpleNamespace(pairs=read_pair_file(str(path), columns, split_seed, notes.append), notes=notes)
+        return SimpleNamespace(pairs=read_pair_file(str(path), columns, notes.append), notes=notes)
 
     return reading
 
@@ -40,7 +40,7 @@ def test_three_keys_are_enough(read: Callable[..., Any]) -> None:
     assert {pair.flavour for pair in file.pairs} == {"all"}
     assert file.pairs[0].messages == USER
     assert sum(pair.held_out for pair in file.pairs) == 4
-    assert any("split by prompt with intervention.extraction.split_seed 0" in note for note in file.notes)
+    assert any("split by prompt" in note for note in file.notes)
     assert any("fewer than 6 prove no sign" in note for note in file.notes)
     assert read(three_keys(), name="pairs.json").pairs == file.pairs
 
@@ -55,7 +55,8 @@ def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., Any]) 
     assert {len(side) for side in sides.values()} == {1}
 
     def held_out(rows: list[Any], seed: int) -> set[str]:
-        return {pair.messages[0]["content"] for pair in read(rows, None, seed).pairs if pair.held_out}
+        pairs = split_by_prompt(read(rows).pairs, seed)
+        return {pair.messages[0]["content"] for pair in pairs if pair.held_out}
 
     assert held_out(rows[::-1], 0) == held_out(rows, 0) == {name for name, side in sides.items() if side == {True}}
     assert len({frozenset(held_out(rows, seed)) for seed in range(5)}) > 1
@@ -161,7 +162,7 @@ def test_columns_of_any_name_by_the_map(read: Callable[..., Any]) -> None:
     file = read(rows, "prompt=q,hack=bad,clean=good,flavour=kind")
     assert (file.pairs[0].hack, file.pairs[0].flavour) == ("h", "exit")
     assert "columns that no pair uses: seen" in file.notes
-    for text in ("prompt=q,hack=bad,clean=bad", "prompt=q,hack=worse,clean=good", "rompt=q", "hack=bad,hack=good"):
+    for text in ("prompt=q,hack=worse,clean=good", "prompt=q,hack=bad", "rompt=q", "hack=bad,hack=good"):
         with pytest.raises(InputError, match="--pairs-map|columns"):
             read(rows, text)
 

@@ -72,3 +72,12 @@ def grads(trained: Trained) -> dict[str, Tensor]:
 def configured(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Trained:
     """An adapter at zero on a policy, as the table `model` says."""
     return Trained(policy.model, configured_frames(policy, basis, config, cache_dir))
+
+
+def move(trained: Trained, seed: int | torch.Generator) -> dict[str, Tensor]:
+    """Move an adapter at random; return where it is now."""
+    generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
+    values = trained.values()
+    moves = {m: 0.2 * torch.randn(v.shape, generator=generator).to(v) for m, v in values.items()}
+    trained.load_values({m: v + moves[m] for m, v in values.items()})
+    return trained.values()

@@ -93,15 +93,6 @@ def test_conditions_with_the_same_credit_share_a_pass(group):
     assert by_pass(found)[0][0].token_weights is None, "the unit pass serves conditions without credit"
 
 
-def test_credit_of_one_everywhere_needs_no_pass(group):
-    """HICRA where no token plans is the plain objective."""
-    rewards, batch, logprobs, planning = group
-    none = torch.zeros_like(planning)
-    found = weigh(LossSettings(hicra_alpha=1.0), rewards, batch, logprobs, none, batch.completion_mask)
-    assert found.token_weights is None
-    assert found.token_advantages is not None, "the cap diagnostics stay those of tokens"
-
-
 def test_scale_times_credit_is_the_token_advantage_times_the_normaliser(group):
     """w_i clamp(A_i c_it) by hand for HICRA: A = 1 -1 0, alpha 1, cap 1.5, w_i = 1 / (len_i G)."""
     found = weigh_all(group, "x:hicra_alpha=1,advantage_clip=1.5")["x"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from adapted import members_of, padded_logprobs
+from adapted import members_of, move, padded_logprobs
 from torch import Tensor
 
 from extraction.adapters.trained import Trained
@@ -31,14 +31,6 @@ def coordinates(request: pytest.FixtureRequest, make_tiny: Callable[..., Trained
     return make_tiny(request.param, moved=0.0, **options)
 
 
-def move(coordinates: Trained, seed: int) -> dict[str, Tensor]:
-    """A random step of the policy; returns where it is now."""
-    generator = torch.Generator().manual_seed(seed)
-    moves = {m: 0.2 * torch.randn(r, generator=generator).double() for m, r in coordinates.sizes.items()}
-    coordinates.load_values({m: v + moves[m] for m, v in coordinates.values().items()})
-    return coordinates.values()
-
-
 @torch.no_grad()
 def plain(coordinates: Trained, batch: Batch) -> Tensor:
     return padded_logprobs(coordinates.model, batch)
@@ -47,17 +39,6 @@ def plain(coordinates: Trained, batch: Batch) -> Tensor:
 def logprobs(references: References, coordinates: Trained, batch: Batch, name: str) -> Tensor:
     current = score(coordinates.model, batch)
     return references.scores([name], Bases(**members_of(coordinates)), batch, current, None)[name]
-
-
-def test_the_base_is_the_model_without_its_adapter(coordinates: Trained, batch: Batch) -> None:
-    """After the policy has moved: a plain forward under `disable_adapter()`; and the policy is where it was."""
-    references = References(coordinates)
-    here = move(coordinates, 1)
-    found = logprobs(references, coordinates, batch, "base")
-    with coordinates.model.disable_adapter():
-        torch.testing.assert_close(found, plain(coordinates, batch), rtol=1e-10, atol=1e-12)
-    assert not torch.allclose(found, plain(coordinates, batch)), "the base has moved along with the policy"
-    assert all(torch.equal(here[m], v) for m, v in coordinates.values().items()), "scoring moved the policy"
 
 
 def test_the_ema_moves_by_its_formula_and_is_scored_where_it_is(coordinates: Trained, batch: Batch) -> None:

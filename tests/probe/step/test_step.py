@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from adapted import members_of, padded_logprobs
+from adapted import members_of, move, padded_logprobs
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -40,8 +40,7 @@ def policy(request: pytest.FixtureRequest, make_tiny: Callable[..., Trained]) ->
     references = References(coordinates, ema_decay=0.5)
     generator = torch.Generator().manual_seed(3)
     for _ in range(2):
-        moves = {m: 0.2 * torch.randn(r, generator=generator).double() for m, r in coordinates.sizes.items()}
-        coordinates.load_values({m: v + moves[m] for m, v in coordinates.values().items()})
+        move(coordinates, generator)
         references.update()
     return coordinates, references
 
