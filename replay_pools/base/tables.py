@@ -14,10 +14,11 @@ from dataclasses import is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import orjson
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from replay_pools.base.errors import Faults, FieldError, InputError, cut, refuse
@@ -25,7 +26,7 @@ from replay_pools.base.files import dump_json, read_plain
 
 Kind = TypeVar("Kind")
 MAX_SHOWN_CHARS = 200  # of a value in an error
-NO_VALUE = "none"  # TOML has no null: this text means None in a field of `Maybe`
+NO_VALUE = "none"  # TOML has no null: this text means None if the field accepts it
 TRUTHS: dict[str, bool] = {  # words for yes and no in other programs' tables, in lower case
     **dict.fromkeys(("true", "yes", "y", "1", "1.0"), True),
     **dict.fromkeys(("false", "no", "n", "0", "0.0"), False),
@@ -34,8 +35,7 @@ TRUTHS: dict[str, bool] = {  # words for yes and no in other programs' tables, i
 HACKS = TRUTHS | {"hack": True, "hacked": True, "clean": False, "honest": False}
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # pydantic's options for settings
 Extra = Literal["forbid", "allow"]
-# A setting that may be `none`.
-Maybe = Annotated[Kind | None, BeforeValidator(lambda value: None if value == NO_VALUE else value)]
+Maybe = Kind | None  # a setting that may be `none`
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
@@ -72,7 +72,7 @@ def field_of(kind: Any, key: str) -> FieldInfo:
 def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] = (), extra: Extra = "forbid") -> Kind:
     """Read the dataclass `kind` from a table; missing keys keep their defaults.
 
-    If the field accepts it, an integer becomes a float and a list a tuple; "none" is None in a field of `Maybe`.
+    If the field accepts it, an integer becomes a float, a list a tuple and "none" None. Nothing else is converted.
 
     Args:
         kind: a dataclass, perhaps of dataclasses.
@@ -96,7 +96,7 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
         raise InputError(f"{where} {key}", expected="a text without null bytes", found="one with")
     try:
         # orjson would write NaN as null.
-        return _adapter(kind).validate_json(json.dumps(dict(table)), strict=True, extra=extra)
+        return _adapter(kind).validate_json(json.dumps(_cleared(kind, table)), strict=True, extra=extra)
     except ValidationError as error:
         refuse(_faults(table, error, where, tuple(known) or tuple(keys_of(kind))))
         raise
@@ -202,7 +202,7 @@ def first_difference(stored: Any, wanted: Any, *, free: str | None = None) -> tu
 def keys_of(kind: Any, path: str = "") -> list[str]:
     """Return the dotted keys of a dataclass and its inner dataclasses."""
     keys: list[str] = []
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in _hints(kind).items():
         is_list = get_args(hint)[1:] == (...,)  # tuple[X, ...]: tables in a list have no dotted keys
         inner = None if is_list else _inner(hint)
         keys += [f"{path}{name}"] if inner is None else keys_of(inner, f"{path}{name}.")
@@ -220,9 +220,26 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(key, known, n=1)), None)
 
 
+def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the text "none" by None in fields of `kind`, and of its tables, that accept None."""
+    cleared = dict(table)
+    for name, hint in _hints(kind).items():
+        value, parts = table.get(name), get_args(hint)
+        if value == NO_VALUE and NoneType in parts:
+            cleared[name] = None
+        elif isinstance(value, Mapping) and (inner := _inner(hint)) is not None:
+            cleared[name] = _cleared(inner, value)
+    return cleared
+
+
 def _inner(hint: Any) -> Any:
     """Return the dataclass of a hint `X` or `X | None`; None for other hints."""
     return next(filter(is_dataclass, (hint, *get_args(hint))), None)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 @cache

@@ -103,8 +103,8 @@ def test_a_batch_is_split_by_the_memory_of_its_rows(
     whole = engine.sample(prompts, sampler, seeds=range(20))
     budget = 7 * row_bytes(policy.model, max(map(len, prompts)) + 11)
 
-    def splitting(model: Any, lengths: list[int], num_new: int) -> list[list[int]]:
-        batches.extend(split(model, lengths, num_new, budget))
+    def splitting(*arguments: Any) -> list[list[int]]:
+        batches.extend(split(*arguments, budget))
         return batches
 
     monkeypatch.setattr("replay_pools.sampling.split", splitting)

@@ -33,7 +33,7 @@ class Row:
 @dataclass(frozen=True, kw_only=True)
 class Outer:
     count: int
-    name: Maybe[str] = None
+    name: str | None = None
     flag: bool = False
     words: tuple[str, ...] = ()
     inner: Inner = field(default_factory=Inner)
