@@ -1,4 +1,4 @@
-"""Engines sample completions from a policy: `LocalEngine` of `sample` in this process, `ServerEngine` on a server.
+"""Engines sample completions from a policy: `sampling.LocalEngine` in this process, `serving.ServerEngine` on a server.
 
 To add an engine, write a class with the three members of `Engine`.
 """

@@ -77,7 +77,7 @@ def _prompt_difference(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...],
     """Return "" if the text encodes to the ids, or they decode to it: tokenizers may lose spaces."""
     if tokenizer.encode(text, add_special_tokens=False) == [*ids]:
         return ""
-    decoded = str(tokenizer.decode(ids))
+    decoded = str(tokenizer.decode([*ids]))
     return "" if _bare(tokenizer, decoded) == _bare(tokenizer, text) else text_difference(decoded, text)
 
 
