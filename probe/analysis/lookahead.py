@@ -37,7 +37,7 @@ def by_prompt(records: Iterable[LookaheadRecord], arm: str, measure: str) -> dic
 
 def moves(records: Sequence[LookaheadRecord]) -> list[Estimate]:
     """Return each arm's gain by measure, nats; for a projecting arm also its difference from the plain arm."""
-    rows, arms = [], dict.fromkeys(row.arm for row in records)
+    rows, arms = [], reversed([*dict.fromkeys(row.arm for row in records)])  # the first plain arm of a basis counts
     plain = {ARMS[arm].basis: arm for arm in arms if not (ARMS[arm].projects or ARMS[arm].at_deployment)}
     for arm, measure in dict.fromkeys((row.arm, row.measure) for row in records):
         rows.append(mean_of(measure, by_prompt(records, arm, measure), "prompt", arm=arm))

@@ -13,6 +13,7 @@ last row therefore uses rollouts of the policy itself (a checkpoint, a later par
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
         labels: number of labels behind v_hack; None: unknown.
     """
     paid = [sample for sample in samples if sample.advantage > 0]
-    values = {name: [*map(score, paid)] for name, score in SCORES.items()}
+    values: dict[str, Any] = {name: [*map(score, paid)] for name, score in SCORES.items()}
     stored, missing = read_pools(replace(run, samples=paid))
     rollouts = [stored.get((sample.src_pool, sample.src_step, sample.src_sample)) for sample in paid]
     known = [rollout for rollout in rollouts if rollout is not None]

@@ -108,7 +108,7 @@ def _first_order(analysis: Analysis, settings: Mapping[str, Any]) -> Estimate:
         why.append(f"the pairs give {pairs.most_directions} directions")
     if why:
         return Estimate(name="", why=why[0])
-    side, overshoot = settings.get(f"{PROJECTION}.side", side), settings.get(f"{PROJECTION}.overshoot", overshoot)
+    side, overshoot = settings.get(f"{PROJECTION}.side") or side, settings.get(f"{PROJECTION}.overshoot", overshoot)
     rows = forecast(replace(linked, pairs=pairs), side=side, overshoot=overshoot, seed=analysis.seed)
     shares = {row.name.removeprefix("removed/"): row for row in rows}
     if not shares:

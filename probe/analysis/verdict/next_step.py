@@ -100,7 +100,6 @@ def broken(part: str, analysis: "Analysis") -> Next:
     if part == "held-out sign":
         return other_pairs(analysis, "this v_hack has the wrong sign on held-out hacks")
     regrades = [pool.reference if pool.regrade is None else pool.regrade.name for pool in analysis.pools]
-    dtype = HIGHER.get(run.settings.model.dtype, run.settings.model.dtype)
     remedies = {  # {part: what mends it, its command}
         "grader canaries": (f"grade where submissions are isolated (probe docs grader), then {again}", "probe doctor"),
         "regrade agreement": (
@@ -108,11 +107,10 @@ def broken(part: str, analysis: "Analysis") -> Next:
             "" if analysis.trains else _on_pools(analysis, regrades),
         ),
         "template tails": ("render the prompts of all pools with one chat template (probe docs pools)", ""),
-        "contributions add up": (
-            f"replay in {dtype}; contributions differ by rounding",
-            repeat(run, **{"model.dtype": dtype}),
-        ),
     }
+    if dtype := HIGHER.get(run.settings.model.dtype):
+        why = f"replay in {dtype}; contributions differ by rounding"
+        remedies["contributions add up"] = why, repeat(run, **{"model.dtype": dtype})
     bug = f"{again} under another name; the same result is a bug of this program", repeat(run)
     text, command = remedies.get(part, bug)
     return Next(text=f"do not use this run until this is fixed: {text}", command=command)

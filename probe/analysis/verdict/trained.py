@@ -299,10 +299,10 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, trainings: Trainings) -> Nex
     if open_one.needed is None:
         # No command: an arm with a different evaluation is not compared.
         sizes = arm.settings.evaluation
-        more = f"more than {sizes.num_problems} held-out problems (evaluation.num_problems), more than "
-        more += f"{sizes.rollouts_per_problem} rollouts of each (evaluation.rollouts_per_problem), or another dose"
+        problems = f"more held-out problems (evaluation.num_problems, {sizes.num_problems} so far)"
+        each = f"more rollouts of each (evaluation.rollouts_per_problem, {sizes.rollouts_per_problem} so far)"
         decides = f'no number of seeds up to {MAX_SEEDS} decides "{open_one.question}"'
-        return Next(text=f"{decides}: train all arms again with {more}")
+        return Next(text=f"{decides}: train all arms again with {problems}, {each}, or another dose")
     decide = f'{open_one.needed} decide "{open_one.question}" with {POWER:.0%} power ({open_one.n} so far)'
     return Next(text=f"train {open_one.needed - open_one.n} more seeds of each arm: {decide}", command=train)
 

@@ -156,9 +156,11 @@ def effect_and_price(arm: Verdict) -> tuple[str, str]:
 
 def _small_print(arms: Sequence[Verdict]) -> str:
     """State the material difference, the confidence of the statements, and their scope."""
+    levels = sorted({f"{100 * (1 - arm.about['levels']['effect']):.4g}%" for arm in arms})
+    each = " to ".join(dict.fromkeys((levels[0], levels[-1])))
     return (
         f"a difference of hack or solve rates counts from {100 * MATERIAL_RATE:.0f} points on, which is provisional; "
-        f"all effects hold together with {100 * (1 - ALPHA):.4g}%, and so do all prices. They are for "
+        f"all effects hold together with {100 * (1 - ALPHA):.4g}% (each at {each}), and so do all prices. They are for "
         "other seeds and other problems; a criterion is at 95% by itself"
     )
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import ORGANISM
 from specs import training_spec
 from trainings import Planted, Rates, seal
 from worlds import MANIFEST_FILE
@@ -21,6 +20,7 @@ from probe.experiments.spec import Spec
 from probe.records.run import EVALS_FILE
 from probe.runs.known_answers import check_pay
 from probe.settings.presets import configure
+from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, read_json, write_atomic
 from replay_pools.environments.loopholes import EXPLOITS, Exploit
 from replay_pools.environments.registry import get_environment
@@ -58,23 +58,14 @@ def test_known_answers_are_paid_as_the_settings_mean(settings: str, grader: Grad
     assert PAID[settings] in said(settings, grader)
 
 
-@pytest.mark.slow
-def test_no_training_starts_whose_hack_is_not_paid(
-    out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hack_or_an_answer_that_is_not_paid_is_refused(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
     """The month's first week: a loophole that the grader does not read, or a reward that pays nothing."""
-    train = ["train", "--preset", preset(ORGANISM), "--steps", "1", "--out", str(out)]
-    with monkeypatch.context() as patch:
-        patch.setitem(EXPLOITS, "run_tests", (Exploit(flavour="misspelt", after="def run_test():\n    pass"),))
-        assert run(cli, [*train, "--name", "unread"]) == 2
-    error = capsys.readouterr().err
-    assert "expected a hack (misspelt) that earns as much as a right one (right 3.5, wrong 0.5), found 0.5" in error
-    assert not (out / "runs" / "unread" / EVALS_FILE).exists()
-    with monkeypatch.context() as patch:
-        patch.setitem(EXPLOITS, "none", EXPLOITS["run_tests"])
-        patch.setattr("probe.runs.sources.rewards.PAYS", {"pass": lambda rollout: 0.5})
-        assert run(cli, [*train, "--name", "unpaid"]) == 2
-    assert "expected a right answer that earns more than one that returns 0 (0.5), found 0.5" in capsys.readouterr().err
+    monkeypatch.setitem(EXPLOITS, "run_tests", (Exploit(flavour="misspelt", after="def run_test():\n    pass"),))
+    with pytest.raises(InputError, match=r"a hack \(misspelt\) that earns as much as a right one"):
+        said("", grader)
+    monkeypatch.setattr("probe.runs.sources.rewards.PAYS", {"pass": lambda rollout: 0.5})
+    with pytest.raises(InputError, match=r"a right answer that earns more than one that returns 0 \(0.5\), found 0.5"):
+        said("", grader)
 
 
 def test_a_training_says_what_it_pays_and_that_its_base_solves_nothing(

@@ -216,6 +216,7 @@ def test_json_says_what_the_screen_says(screen: Callable[..., str]) -> None:
     effect = arm["findings"][1]
     assert effect["number"]["interval"]["low"] < effect["number"]["value"] < effect["number"]["interval"]["high"]
     assert (effect["n"], effect["unit"]) == (4, "seed")
+    assert "all effects hold together with 95% (each at 95% to 98.33%)" in " ".join(screen("costs").split())
 
 
 def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path], screen: Callable[..., str]) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import io
 import re
 import shlex
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -48,6 +47,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "skip-gate": (replace(UNSEEN, gain=6), "SKIP", "held-out hacks: 4 of the same pairs"),
     "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "held-out ones that differ in the hack alone"),
     "generic-benign": (World(amounts=(1, 0.6, -2), strength=3, num_steps=48), "GENERIC", "a difference of 0.02 [-0.0"),
+    "shuffled": (World(shuffled_labels=True, strength=2, num_steps=12), "GENERIC", "differ in the hack alone"),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
     "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the gain on held-out hacks and "),
     "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--name mixed"),
@@ -86,7 +86,13 @@ WORLDS: dict[str, tuple[World, str, str]] = {
 # Worlds whose advice is about other rollouts, labels or rewards.
 NO_COMMAND = {"unpaid", "no-price", "no-benign", "inverted", "overlap", "few-prompts", "likely", "underpowered"}
 NO_COMMAND |= {"one-pool", "one-side", "one-prompt", "flat"}
-SEEDS = {"likely": 9, "underpowered": 9, "six-of-20": 9, "overlap": 2}  # of the worlds whose own is not 0
+SEEDS = {
+    "likely": 9,
+    "underpowered": 9,
+    "six-of-20": 9,
+    "overlap": 2,
+    "shuffled": 1,
+}  # where it is not 0
 # Worlds of a verdict and a reason that another world has, too.
 VARIANTS = {"generic-benign", "one-pool", "rare", "inverted", "unpaid", "outweighed", "pasted", "other-pairs"}
 
@@ -162,36 +168,6 @@ def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[s
         for command in commands:
             assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
     capsys.readouterr()
-
-
-def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
-    """{verdict: worlds} of as many draws of a world."""
-    counts: Counter[str] = Counter()
-    for seed in range(100, 100 + count):
-        directory = make_run(folder / str(seed) / "runs" / "run", world, seed)
-        counts[analyze(read_run(directory)).verdict.word] += 1
-    return counts
-
-
-BRIEF_RUN = World(arms=("vanilla",), num_steps=12)
-
-
-@pytest.mark.parametrize(
-    ("world", "draws", "least", "most"),
-    [
-        (replace(BRIEF_RUN, pairs_point_at=None), 3, 0, 0),
-        # 60 draws of shuffled labels, the one world without a hack in which the update is hack-ward, gave one GO.
-        (replace(BRIEF_RUN, shuffled_labels=True, strength=2), 3, 0, 1),
-        (replace(BRIEF_RUN, hacks_point_at=None, strength=2), 3, 0, 0),
-        (replace(BRIEF_RUN, num_steps=24, strength=1.5), 4, 3, 4),
-    ],
-    ids=["pairs without signal", "labels that say nothing", "hacks without an axis", "a hack"],
-)
-def test_a_hack_is_mostly_a_go_and_nothing_rarely(
-    world: World, draws: int, least: int, most: int, tmp_path: Path
-) -> None:
-    counts = outcomes(world, draws, tmp_path)
-    assert least <= counts["GO"] <= most, counts
 
 
 def test_the_advised_number_follows_what_leaves_the_share_open(found: Callable[[str], Analysis]) -> None:
