@@ -14,8 +14,8 @@ from probe.records.tracking import TRACKERS
 from probe.settings.words import ALL
 from replay_pools.base.errors import InputError, refuse
 
-TRACK = "Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none."
-track_option = one_of("--track", TRACKERS, TRACK, multiple=True)  # `track: tuple[str, ...]`, empty by default
+# `track: tuple[str, ...]`, empty by default
+track_option = one_of("--track", TRACKERS, "Show the records in a tracker (out/tracking/); repeatable.", multiple=True)
 
 
 def check_names(pools: Sequence[str], pairs: str, out: Path) -> None:

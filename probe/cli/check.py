@@ -80,10 +80,7 @@ def _of_log(log: "CheckedLog", pool: Pool) -> Iterator[str]:
     cautions = pool.cautions
     chosen = [note for note in log.notes if note not in cautions]
     yield recognised(log)
-    if chosen:
-        yield f"  {'; '.join(chosen)}"
-    for note in cautions:
-        yield f"  {note}"
+    yield from (f"  {text}" for text in ("; ".join(chosen), *cautions) if text)
     largest, size = max(map(len, log.groups)), group_size(log)
     if largest > size:
         sizes = f"groups of {size} to {largest} rollouts with a reward"
