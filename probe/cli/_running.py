@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.formatting import shown
+from probe.analysis.formatting import rate_text, shown
 from probe.cli._frame import Table, Text, one_of, say
 from probe.records.idle import idle_settings
 from probe.records.run import Run
@@ -64,14 +64,9 @@ def evaluation_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
         for setting, rates in evaluation["rates"].items():
             if setting == ALL and len(evaluation["rates"]) == 2:
                 continue
-            cells = [_cell(rates[name]) for name in RATES]
+            cells = [rate_text(rates[name]) for name in RATES]
             rows.append([evaluation["step"], evaluation["weights"], setting, rates["num_rollouts"], *cells])
     return Table(("after steps", "weights", "setting", "rollouts", *RATES), rows)
-
-
-def _cell(rate: Mapping[str, Any]) -> str:
-    interval = rate["interval"]
-    return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
 
 
 def truncation_line(basis: str, truncation: dict[str, Any]) -> str:
