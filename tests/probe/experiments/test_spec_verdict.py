@@ -35,9 +35,7 @@ def verdicts(found: SpecVerdict) -> dict[str, str]:
     return {finding.name: finding.says for finding in found.verdict.findings}
 
 
-def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
-    swept: tuple[Spec, Path],
-) -> None:
+def test_every_criterion_and_the_replay_get_a_verdict_and_a_decision_follows(swept: tuple[Spec, Path]) -> None:
     """The primary against records by hand; a cap above its bound is VACUOUS, what was not measured INCONCLUSIVE."""
     spec, out = swept
     found = evaluate_spec(spec, out)
