@@ -1,7 +1,7 @@
 """Numbers, intervals and tables as plain text, at most 100 columns wide."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,12 @@ def wrap(text: str, *, indent: str = "") -> list[str]:
 def shown(value: Any, form: str = "") -> str:
     """Format a value with a Python format spec; '-' for None."""
     return "-" if value is None else format(value, form)
+
+
+def rate_text(rate: Mapping[str, Any]) -> str:
+    """Format a rate with its interval, `50% [35%, 65%]`; '-' without evaluated rollouts."""
+    interval = rate["interval"]
+    return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
 
 
 def p_value(value: float | None) -> str:

@@ -26,10 +26,7 @@ from replay_pools.logs.columns import TARGETS, parse_mapping
 EXIT_INPUT = 2  # repeating the command would fail again
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of this program
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
-FULL, DENIED = (
-    "free some space, or choose another place: --out, TMPDIR for a log",
-    "check the permissions, or use --out",
-)
+FULL, DENIED = "free some space, or use another place: --out, TMPDIR for a log", "check the permissions, or use --out"
 OS_FIXES = {errno.ENOSPC: FULL, errno.EDQUOT: FULL, errno.EACCES: DENIED, errno.EPERM: DENIED, errno.EROFS: DENIED}
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -203,7 +200,6 @@ def log_options(function: AnyFunction) -> AnyFunction:
 
 
 pool_argument = click.argument("pool_name", metavar="POOL")
-run_argument = click.argument("run", type=click.Path(path_type=Path))
 
 
 def command(*words: object) -> str:

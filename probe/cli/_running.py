@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.formatting import shown
+from probe.analysis.formatting import rate_text, shown
 from probe.cli._frame import Table, Text, one_of, say
 from probe.records.idle import idle_settings
 from probe.records.run import Run
@@ -14,8 +14,8 @@ from probe.records.tracking import TRACKERS
 from probe.settings.words import ALL
 from replay_pools.base.errors import InputError, refuse
 
-TRACK = "Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none."
-track_option = one_of("--track", TRACKERS, TRACK, multiple=True)  # `track: tuple[str, ...]`, empty by default
+# `track: tuple[str, ...]`, empty by default
+track_option = one_of("--track", TRACKERS, "Show the records in a tracker (out/tracking/); repeatable.", multiple=True)
 
 
 def check_names(pools: Sequence[str], pairs: str, out: Path) -> None:
@@ -64,11 +64,8 @@ def evaluation_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
         for setting, rates in evaluation["rates"].items():
             if setting == ALL and len(evaluation["rates"]) == 2:
                 continue
-            cells = [_cell(rates[name]) for name in RATES]
+            cells = [rate_text(rates[name]) for name in RATES]
             rows.append([evaluation["step"], evaluation["weights"], setting, rates["num_rollouts"], *cells])
     return Table(("after steps", "weights", "setting", "rollouts", *RATES), rows)
 
 
-def _cell(rate: Mapping[str, Any]) -> str:
-    interval = rate["interval"]
-    return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"

@@ -97,8 +97,8 @@ def shown_progress(say: Callable[[str], None]) -> Iterator[None]:
             tasks[what] = _bars.add_task(what, total=total, completed=done)
         elif what in tasks:
             _bars.remove_task(tasks.pop(what))
-        if not tasks:
-            _bars.stop()
+            if not tasks:
+                _bars.stop()
         passed = time.monotonic() - started
         if _bars.disable and done < total and passed >= next_line:
             quiet = min(2 * quiet, MOST_BETWEEN_S)

@@ -80,10 +80,7 @@ def _of_log(log: "CheckedLog", pool: Pool, size: int) -> Iterator[str]:
     cautions = pool.cautions
     chosen = [note for note in log.notes if note not in cautions]
     yield recognised(log)
-    if chosen:
-        yield f"  {'; '.join(chosen)}"
-    for note in cautions:
-        yield f"  {note}"
+    yield from (f"  {text}" for text in ("; ".join(chosen), *cautions) if text)
     if (largest := max(map(len, log.groups))) > size:
         sizes = f"groups of {size} to {largest} rollouts with a reward"
         yield f"  {sizes}: {size} are compared at a time (--set source.per_pool=N)"

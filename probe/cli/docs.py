@@ -1,6 +1,7 @@
 """probe settings, probe docs: the settings of runs and the pages of the manual."""
 
 from importlib.metadata import distribution
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -25,15 +26,11 @@ def settings() -> Text:
 
 def document() -> str:
     """Return the Markdown tables of all settings, one section a table."""
-    lines: list[str] = []
-    title = ""
-    for key, kind, default, meaning in setting_rows():
-        table = key.partition(".")[0] if "." in key else "All other settings"
-        if table != title:
-            title = table
-            lines += ["", f"## {title}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
-        lines.append(f"| `{key}` | {kind} | {default} | {meaning} |")
-    return "\n".join(lines[1:]) + "\n"
+    sections = []
+    for title, rows in groupby(setting_rows(), lambda row: row[0].partition(".")[0] if "." in row[0] else ""):
+        head = f"## {title or 'All other settings'}\n\n| setting | type | default | meaning |\n|---|---|---|---|\n"
+        sections.append(head + "".join(f"| `{key}` | {' | '.join(cells)} |\n" for key, *cells in rows))
+    return "\n".join(sections)
 
 
 @verb(has_out=False)

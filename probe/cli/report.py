@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from probe.cli._frame import Table, Text, command, name_option, one_of
 from probe.cli._settings import verb
 from probe.cli.analyze import analyses_of, runs_argument, spec_among
-from probe.records.run import read_run, resolve_run
+from probe.records.run import default_name, read_run, resolve_run
 from probe.records.tables import TableName
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
@@ -18,8 +18,6 @@ from replay_pools.base.files import write_atomic
 if TYPE_CHECKING:
     from probe.report.drawing import Format
     from probe.report.inputs import Report
-
-MOST_NAMES = 3  # names of runs in the name of a report
 
 
 @verb()
@@ -87,7 +85,7 @@ def _tables(runs: Sequence[Path], kind: str, out: Path) -> Text:
 def report_of(runs: Sequence[Path], name: str | None, out: Path) -> "Report":
     """Make a report of runs, or of a spec: the verdict on its complete runs, and an analysis of each run.
 
-    Without a name, it has the spec's or those of the runs: MOST_NAMES, and the number of further ones.
+    Without a name, it has the spec's or those of the runs.
     """
     from probe.report.inputs import Report, slug
 
@@ -107,6 +105,5 @@ def report_of(runs: Sequence[Path], name: str | None, out: Path) -> "Report":
     if len({*map(slug, names)}) < len(paths):
         given = " ".join(map(str, paths))
         raise InputError("RUN...", expected="runs with distinct names", found=given, fix="rename a directory")
-    more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
     analyses = analyses_of([read_run(path) for path in paths])
-    return Report(name=name or "-".join([*names[:MOST_NAMES], *more]), analyses=analyses, command=command)
+    return Report(name=name or default_name("-".join(names)), analyses=analyses, command=command)

@@ -6,13 +6,13 @@ from pathlib import Path
 import click
 
 from probe.analysis.formatting import shown
-from probe.cli._frame import Table, Text, run_argument, say
+from probe.cli._frame import Table, Text, say
 from probe.cli._settings import verb
 from probe.records.run import read_run, resolve_run
 
 
 @verb()
-@run_argument
+@click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--lookahead", type=click.IntRange(min=1), metavar="STEPS", help="Steps that every remedy takes first, such as 20."
 )
@@ -53,10 +53,8 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path) -
     cells = [(str(rate.arm), f"{rate}", variance.why or f"{variance}", str(rate.n)) for rate, variance in of_pools]
     yield Table(("pool", "rewarded hacks [95%]", "their variance within a prompt", "prompts"), cells)
     ranked = [row for row in rows if row.value is not None]
-    cells = []
-    for row in ranked:
-        shares = (shown(row.parts[name], ".0%") for name in PARTS[:2])
-        cells.append((row.name, f"{row:.0%}", *shares, shown(row.parts["cost"], ".1f")))
+    forms = dict(zip(PARTS[:2], (".0%", ".0%"), strict=True)) | {"cost": ".1f"}
+    cells = [(row.name, f"{row:.0%}", *(shown(row.parts[name], forms[name]) for name in forms)) for row in ranked]
     if cells:
         how = "first order [95%]" if lookahead is None else f"after {lookahead} steps"
         yield Table(("remedy", f"hack gain avoided, {how}", "honest gain kept", "norm removed", "cost"), cells)
@@ -64,8 +62,8 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path) -
         yield "above 100%: hacks become less likely than before the steps"
     for why in dict.fromkeys(row.why for row in rows if row.why):
         yield f"not ranked: {', '.join(row.name for row in rows if row.why == why)}: {why}"
-    plain = []
-    for row in map(asdict, rows):
-        named = {"remedy": row["name"], "hack_gain_avoided": row["value"], "interval": row["interval"]}
-        plain.append({**named, "why": row["why"], **row["parts"]})
+    plain = [
+        {"remedy": row.name, "hack_gain_avoided": row.value, "interval": row.interval, "why": row.why, **row.parts}
+        for row in rows
+    ]
     return {"steps": lookahead, "remedies": plain, "pools": [asdict(row) for row in forecasts]}

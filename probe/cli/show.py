@@ -1,6 +1,7 @@
 """probe show: the contents of the root folder; one rollout of a run or a pool; the card of a direction file."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,14 +49,13 @@ def list_pools(out: Path) -> Iterator[dict[str, Any]]:
     for path in [*made, *(path for path in _folders(BUILTIN) if path.name not in {each.name for each in made})]:
         is_finished = (path / MANIFEST_NAME).is_file()
         header = _table(path / (MANIFEST_NAME if is_finished else HEADER_NAME))
-        mode, hint = header.get("plan.mode"), header.get("plan.hint")  # may be lists in logs of another program
         yield {
             "name": path.name,
             "groups": header.get("counts.steps", len(step_files(path))),
             "rollouts": header.get("counts.rollouts"),
             "policy": " + ".join(filter(None, map(header.get, ("policy.base_model", "policy.adapter")))) or None,
-            "mode": mode if isinstance(mode, str) else None,
-            "hint": hint if isinstance(hint, bool) else None,
+            "mode": header.get("plan.mode"),
+            "hint": header.get("plan.hint"),
             "place": "built in" if path.parent == BUILTIN else str(path),
             "state": STATES[is_finished],
         }
@@ -90,11 +90,10 @@ def _folders(place: Path) -> list[Path]:
 
 def _table(path: Path) -> Mapping[str, Any]:
     """Return {key with dots: value} of a JSON file; empty for a missing or broken file."""
-    try:
-        value = read_json(path)
-    except (InputError, OSError):
-        return {}
-    return flat(value) if isinstance(value, dict) else {}
+    with suppress(InputError, OSError):
+        if isinstance(value := read_json(path), dict):
+            return flat(value)
+    return {}
 
 
 # To add a kind, add its function here, which yields rows {column: value} with the same columns. Files are read without

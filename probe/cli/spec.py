@@ -74,9 +74,7 @@ def _described(spec: "Spec", spec_plan: dict[str, Any]) -> Iterator[str | Table]
     )
     if spec_plan["effects"]:
         yield f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided"
-        rows = [
-            (row["n"], f"{row['smallest']:.3g}", "planned" if row["planned"] else "") for row in spec_plan["effects"]
-        ]
+        rows = [(row["n"], f"{row['smallest']:.3g}", "planned" * row["planned"]) for row in spec_plan["effects"]]
         yield Table(("seeds", "effect", ""), rows)
     yield ""
     for part in spec_plan["vacuous"]:

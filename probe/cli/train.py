@@ -61,7 +61,7 @@ def _told(directory: Path) -> Text:
     if unmoved := sum(step.cos_update is None for step in run.steps):
         yield f"{unmoved} of them did not move the weights (learning rate 0 in the warm-up, or no gradient)"
     yield from ended(run)
-    following = command("analyze", directory)
-    yield f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: {following}"
+    yield f"rates on held-out problems with Wilson 95% intervals; run in {directory}"
+    yield f"next: {command('analyze', directory)}"
     ran = {"path": str(directory), "arm": arm, "steps": len(run.steps), **means}
     return {**ran, "warnings": run.manifest["warnings"], "evals": run.evals}

@@ -73,6 +73,8 @@ def _names(spec: Spec) -> Iterator[FieldError]:
     """Check that names refer to something, that nobody else sets the settings, and that there is one primary."""
     conditions, criteria = [row.name for row in spec.conditions], [row.name for row in spec.criteria]
     yield from _unknown("settings.verb", [spec.settings.get("verb", "none")], VERBS)
+    for row in spec.conditions:
+        yield from _unknown(f"conditions.{row.name}.arms", row.arms, spec.arms)
     for row in spec.criteria:
         named = filter(None, (row.condition, row.versus_condition))
         yield from _unknown(f"criteria.{row.name}.condition", named, conditions)

@@ -9,7 +9,7 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
-from probe.analysis.formatting import TextTable, p_value, shown
+from probe.analysis.formatting import TextTable, p_value, rate_text, shown
 from probe.analysis.statistics.permutation import N2
 from probe.analysis.text_report import all_tables
 from probe.analysis.verdict.trained import judge_arms
@@ -175,12 +175,6 @@ def _evaluations(arms: Sequence[TrainedArm]) -> TextTable:
         for seed, run in zip(arm.seeds, arm.runs, strict=True):
             for step, rates in rates_of(run).items():
                 counts = (str(seed), str(step), str(rates["num_rollouts"]))
-                rows.append((arm.name, arm.arm, *counts, *(_rate(rates[metric]) for metric in RATES)))
+                rows.append((arm.name, arm.arm, *counts, *(rate_text(rates[metric]) for metric in RATES)))
     header = ("treatment", "arm", "seed", "steps", "rollouts", *RATES)
     return TextTable(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=2)
-
-
-def _rate(rate: Mapping[str, Any]) -> str:
-    """Format a rate, `50% [35%, 65%]`; a dash without evaluated rollouts."""
-    interval = rate["interval"]
-    return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"

@@ -1,7 +1,6 @@
 """`probe check` through the real command: from logs with text alone and pairs of three keys to a verdict and a page."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -124,11 +123,8 @@ def test_a_bad_log_is_refused_without_torch(write, out: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, probe) -> None:
-    """Of a hybrid model without its attention: before the replay, with the verdict, and by an extraction.
-
-    The setting that is printed adapts more. Of an ordinary model it is all, and no caution.
-    """
+def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path) -> None:
+    """Of a hybrid model without its attention: before the replay, and with the verdict."""
     hybrid = str(small_model(tmp_path / "hybrid", **HYBRID))
     log, pairs = write("mine.jsonl", logged(*LOGGED, groups=2)), write("pairs.jsonl", three_keys()[:4])
     few = ("--set", 'model.targets=["mlp"]')
@@ -140,15 +136,6 @@ def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, pr
     before, _, after = text.partition("VERDICT: ")
     assert f"model {hybrid}: {caution}" in before
     assert f"- {caution}" in " ".join(after.split())
-    # The setting as it stands there, by hand: with it the four small parts are left.
-    (setting,) = re.findall(r"--set ('model.targets=\[.*?\]')", before)
-    extract = ["extract", "--model", hybrid, "--pairs", pairs, "--k", "1"]
-    for options, name in ((few, "some"), (["--set", *shlex.split(setting)], "most")):
-        printed, _ = probe(*extract, "--name", name, *options)
-        card = json.loads((out / "directions" / f"{name}.card.json").read_text())["adapted"]
-        assert f"{card['share']:.1%}" in printed
-        assert ("CAUTION: " in printed) == (card["share"] < 0.9) == (name == "some")
-        assert (card == stored) == (name == "some")
 
 
 def test_what_the_command_decides_itself_cannot_be_set(log: str, pairs: str, check, out: Path) -> None:

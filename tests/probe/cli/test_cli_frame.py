@@ -9,7 +9,7 @@ from collections.abc import Callable
 import click
 import pytest
 
-from probe.cli import VERBS, _terminal, cli
+from probe.cli import _terminal, cli
 from probe.cli._frame import LazyGroup, run
 from probe.cli._settings import SEED_FLAGS
 from probe.records.timings import Timings
@@ -58,18 +58,6 @@ def test_help_is_light() -> None:
     assert "`cuda:1`, ... Default: auto." in texts["replay --help"]
     for verb in ("check", "pool import", "pool draft"):
         assert f"Targets: {', '.join(TARGETS)}." in texts[f"{verb} --help"]
-
-
-def test_help_lists_the_verbs_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table alone makes the help, also that of a group."""
-    assert run(cli, ["--help"]) == 0
-    text = capsys.readouterr().out
-    for title, verbs in VERBS.items():
-        text = text.partition(f"\n{title}:\n")[2]
-        rows = text.partition("\n\n")[0].splitlines()
-        assert [row.split()[0] for row in rows if not row.startswith("   ")] == [*verbs]
-    assert run(cli, ["pool", "--help"]) == 0
-    assert {"generate", "import", "verify", "show", "regrade"} <= set(capsys.readouterr().out.split())
 
 
 def raises(error: BaseException) -> click.Command:

@@ -137,14 +137,3 @@ def test_json_that_means_two_things(copied: Path, refusing) -> None:
         (["replay", "--replay-dirs", "bad", "--name", "x"], expected),
     ):
         refusing([*map(str, words)], said)
-
-
-def test_a_gzip_bomb(copied: Path, refusing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pairs and as logged rollouts."""
-    monkeypatch.setattr("replay_pools.logs.files.MAX_DOCUMENT", 1 << 20)
-    (copied / "log").mkdir()
-    for name in ("pairs.jsonl.gz", "log/step_000.jsonl.gz"):
-        (copied / name).write_bytes(gzip.compress(b"\0" * (2 << 20)))
-    expected = "lines of at most 1 MiB, found more"
-    refusing(["extract", "--name", "x", "--pairs", str(copied / "pairs.jsonl.gz")], expected)
-    refusing(["pool", "import", str(copied / "log"), "--name", "x", "--model", "organism"], expected)

@@ -14,23 +14,7 @@ from terminals import on_a_terminal
 from probe.cli import cli, main
 from probe.records.run import read_run
 from probe.records.timings import mean_times
-from replay_pools.base.terminal import on_progress, report
 from replay_pools.pool import BUILTIN, open_pool
-
-
-def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
-    """The inner hearer hears what the outer one hears."""
-    outer: list[tuple[str, int, int]] = []
-    inner: list[tuple[str, int, int]] = []
-    report("steps", 0, 3)
-    with on_progress(lambda *args: outer.append(args)):
-        report("steps", 1, 3)
-        with on_progress(lambda *args: inner.append(args)):
-            report("steps", 2, 3)
-        report("steps", 3, 3)
-    report("steps", 4, 3)
-    assert (outer, inner) == ([("steps", 1, 3), ("steps", 2, 3), ("steps", 3, 3)], [("steps", 2, 3)])
-
 
 SHOW = """
 import sys, time

@@ -31,25 +31,6 @@ def test_what_was_chosen_by_default_is_said_once(out: Path, few_pairs: list[str]
     assert "defaults (" not in said, "a config chooses everything"
 
 
-@pytest.mark.slow
-def test_runs_without_a_name_do_not_collide_and_go_on(out: Path, quick: list[str], probe) -> None:
-    """Pools and arms name a run, with a hash where other settings are not the default; the same settings are the same
-    run, which is found again.
-    """
-
-    def made(*options: str) -> str:
-        (directory,) = re.findall(r"; run in (\S+);", probe("replay", "--steps", "1", *quick, *options)[0])
-        return Path(directory).name
-
-    first, gated = made("--arm", "vanilla"), made("--arm", "vanilla,projected")
-    assert re.fullmatch(r"teacher-base\.vanilla-[0-9a-f]{6}", first)
-    assert re.fullmatch(r"teacher-base\.vanilla-projected-[0-9a-f]{6}", gated)
-    assert len({first, gated, made("--arm", "vanilla", "--seed", "1")}) == 3
-    before = (out / "runs" / first / "timings.jsonl").read_bytes()
-    assert made("--arm", "vanilla") == first
-    assert (out / "runs" / first / "timings.jsonl").read_bytes() == before, "made again"
-
-
 @pytest.mark.parametrize(
     ("options", "name"),
     [

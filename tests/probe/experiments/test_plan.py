@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specs import LOWERS, criterion, replay_spec, training_spec
+from specs import criterion, replay_spec, training_spec
 
-from probe.analysis.statistics.significance import mde
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.jobs import run_jobs
@@ -85,11 +84,7 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
     assert (own["runs"], own["hours"], own["money"]) == (6, pytest.approx(0.6), pytest.approx(2.4))
     assert "30 s a step, 60 s before the first" in own["source"]
     planned = next(effect for effect in found["effects"] if effect["planned"])
-    assert planned == {
-        "n": 3,
-        "smallest": mde(0.15, 3),
-        "planned": True,
-    }
+    assert planned == {"n": 3, "smallest": pytest.approx(0.461, abs=1e-3), "planned": True}
     assert any("CANNOT see the expected effect of 0.3 rate" in note for note in found["notes"])
     path.write_text(path.read_text().replace("steps = 10", "").replace("sd = 0.15\n", ""))
     found = plan(capsys, str(path), "--out", out)
@@ -101,32 +96,17 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
 def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """9 runs (two arms and one, three seeds) of 10 and 20 steps; times of the spec's own finished runs; one arm."""
     path, out = tmp_path / "trained.toml", tmp_path / "out"
-    budget = {"sd": 0.15, "expected_effect": 0.4}
     conditions = {"plain": {"steps": 10}, "other": {"arms": ["vanilla"], "steps": 20}}
-    later = "projected-at-deployment"
-    lowers = {**LOWERS, "arm": later}
-    text = training_spec(
-        "trained",
-        arms=["vanilla", "projected-at-deployment"],
-        seeds=[0, 1, 2],
-        conditions=conditions,
-        criteria=[lowers],
-        budget=budget,
-    )
-    path.write_text(text)
-    for arm, seconds in (("vanilla", 20), (later, 40)):
+    path.write_text(training_spec("trained", seeds=[0, 1, 2], conditions=conditions))
+    for arm, seconds in (("vanilla", 20), ("projected", 40)):
         run_dir = out / "runs" / f"trained-plain-{arm}-seed0"
         write_json(run_dir / "config.json", {"settings": asdict(run_jobs(load_spec(path), out)[0].config)})
         (run_dir / "timings.jsonl").write_text(f'{{"step":0,"seconds":{seconds}}}\n')
     found = plan(capsys, str(path), "--out", str(out))
     assert found["runs"] == 9
     assert found["prices"][0]["hours"] == pytest.approx((6 * 10 + 3 * 20) * 30 / 3600), "a condition's own steps"
-    assert found["prices"][0]["source"].startswith(
-        f"measured in trained-plain-{later}-seed0, trained-plain-vanilla-seed0:"
-    )
-    assert found["effects"][1]["smallest"] == pytest.approx(0.461, abs=1e-3)
-    (note,) = found["notes"]
-    assert "CANNOT see the expected effect of 0.4: the smallest detectable one is 0.461" in note
+    measured = "measured in trained-plain-projected-seed0, trained-plain-vanilla-seed0:"
+    assert found["prices"][0]["source"].startswith(measured)
 
 
 def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

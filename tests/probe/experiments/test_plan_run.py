@@ -60,9 +60,8 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("known")
-def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
+def test_a_go_becomes_a_spec_that_loads_and_plans(
     go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -81,15 +80,8 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert spec.ceiling is not None
     assert (spec.primary.arm, spec.primary.versus_arm) == ("projected", "vanilla")
     config = spec.condition("gradient").config
-    assert config.rollouts is not None
-    assert config.rollouts.teacher is not None
-    assert (config.model.name, config.rollouts.teacher.pool, config.rollouts.hint) == ("organism", "teacher", True)
-    assert spec.condition("kl").config.objective.beta == 1.0
-    # It prints a training for each arm and seed, along what the run extracts.
+    assert config.rollouts.teacher.pool == "teacher"
     assert config.intervention.extraction == read_run(go).settings.intervention.extraction
-    assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(out)]) == 0
-    commands = capsys.readouterr().out.splitlines()
-    assert len([line for line in commands if line.startswith("probe train")]) == n * 5
 
 
 @pytest.mark.usefixtures("known")

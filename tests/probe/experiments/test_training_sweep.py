@@ -1,7 +1,6 @@
 """A miniature training sweep, from its commands to a decision: two arms, and their numbers."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,8 @@ from specs import criterion, spec_text
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
 from probe.analysis.measures import STEPS, by_seed, names
-from probe.analysis.text_report import heldout_table
-from probe.analysis.training_runs import RATES, starts
+from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.trained_arms import TrainedArm
-from probe.cli.report import report_of
 from probe.experiments.load import load_spec
 from probe.experiments.outcomes import read_outcomes, write_outcomes
 from probe.experiments.spec import Spec
@@ -25,7 +22,6 @@ from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, read_sealed, sha256, write_json, write_sealed
-from replay_pools.base.tables import overlaid
 from replay_pools.pool import open_pool
 
 ladder = load_script(ROOT / "spec" / "tools" / "ladder.py")
@@ -102,7 +98,6 @@ def test_every_criterion_gets_a_verdict_and_a_decision_follows(found: SpecVerdic
     assert rows["solves"].says == "PASS"
     assert (rows["gate"].says, rows["gate"].n) == ("PASS", 2)
     assert found.verdict.word == "ONE SEED"
-    assert "rate INCONCLUSIVE" in next(text for text in found.verdict.caveats if text.startswith("not DECIDED: "))
     assert cautions(found) == []
     assert found.replay is None
 
@@ -187,30 +182,11 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path]) -> Non
     assert parts["grader canaries"].says == "HOLDS"
     assert parts["template tails"].says == "HOLDS"
     assert parts["arms at the first step"].says == "NOT SEEN"
-    assert "one arm a run" in parts["arms at the first step"].text
-    assert "at frozen weights" in parts["held-out sign"].text
     assert all(row.p is None and row.interval is None for row in alone.of("contrasts"))
     assert alone.verdict.word == "TRAINED"
-    assert alone.verdict.sentence.startswith("Held-out problems, deployed weights: hack")
     beside = one_run(own, "projected")
     together = analyze(record, others=[record, beside])
     assert next(part for part in together.validity if part.name == "arms at the first step").says == "HOLDS"
-    page = report_of([record.path, beside.path], None, Path("out"))
-    for analysis in page.analyses:
-        assert next(part for part in analysis.validity if part.name == "arms at the first step").says == "HOLDS"
-
-
-def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path]) -> None:
-    """Arm and seed may differ, nothing else."""
-    _, own = swept
-    vanilla, projected = one_run(own, "vanilla"), one_run(own, "projected")
-    assert [step.arm for step in starts(vanilla, [projected, vanilla])] == ["vanilla", "projected"]
-    settings = overlaid(projected.config["settings"], {"optimizer": {"lr": 1.0}})
-    other = replace(projected, config={**projected.config, "settings": settings})
-    assert [step.arm for step in starts(vanilla, [other])] == ["vanilla"]
-    last = read_evals(projected.path)[-1]["frozen"]
-    shown = heldout_table(analyze(projected))
-    assert shown.rows[-1][-3] == f"{last['margin']:+.3f}"
 
 
 def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path], tmp_path: Path) -> None:
