@@ -355,7 +355,8 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     with _unpacked(path) as file, _damage_is_refused(path, "text in UTF-8 with the columns of its first line"):
         data = file.read()
         first = data.partition(b"\n")[0].decode(errors="replace")
-        table = polars.read_csv(data, separator=max(",;\t", key=first.count), infer_schema=False)
+        separator = max(",;\t", key=first.count)
+        table = polars.read_csv(data, separator=separator, infer_schema=False, null_values=["", "nan", "NaN"])
         table = table.rename({name: name.strip() for name in table.columns if name.strip()})
     for number, row in enumerate(table.iter_rows(named=True), 2):
         if any(value is not None for value in row.values()):

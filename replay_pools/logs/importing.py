@@ -19,22 +19,11 @@ from replay_pools.base.files import locked
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import rewarded
-from replay_pools.logs.columns import (
-    APART,
-    EVERY,
-    NO_COLUMN,
-    PROMPT,
-    PROMPTS,
-    TARGETS,
-    Scan,
-    choose_columns,
-    parse_column,
-    parts_of,
-)
+from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, choose_columns
 from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
 from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
-from replay_pools.logs.rollouts import EVALUATIONS, STATUS, Logged, Reader, as_rollouts, reward_fault
+from replay_pools.logs.rollouts import Logged, Reader, as_rollouts, reader_of, reward_fault
 from replay_pools.manifest import MANIFEST_NAME
 from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
 from replay_pools.rollout import (
@@ -112,7 +101,7 @@ def check_log(
     for row in rows:
         scan.add(row.file, row.fields if row.error is None else None)
     chosen, guessed = choose_columns(scan, known_columns(kind, scan), given)
-    reader, unused = _reader(chosen, guessed, given, scan, faults)
+    reader, unused = reader_of(chosen, guessed, given, scan, faults)
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
     if skip_bad and left_out and EVERY.fullmatch(chosen.get("group", "")):
         fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
@@ -153,39 +142,6 @@ def check_log(
         scale_rewards=scale,
         notes=[*notes, *said, *alone, *group_cautions(groups, None if "passed" in chosen else least)],
     )
-
-
-def _reader(
-    mapping: Mapping[str, str], guessed: Set[str], given: Mapping[str, str], scan: Scan, faults: Faults
-) -> tuple[Reader, list[str]]:
-    """Return the reader of a log's rows, and the columns that it does not use."""
-    columns = {}
-    for target, text in mapping.items():
-        try:
-            if target != "group" or not EVERY.fullmatch(text):
-                columns[target] = parse_column(target, text, scan)
-        except InputError as error:
-            if scan.num_rows:  # else the file has a fault that says more
-                faults.note(error, ("column", target))
-    used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
-    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
-    failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
-    values = {name: values for name, values in scan.values.items() if name not in used | declined}
-    evaluations = {
-        name: says
-        for name, says in EVALUATIONS.items()
-        if {True, False} == {says(each) for each in values.get(name, ())}
-    }
-    # Those of few values may tell sources of rollouts apart, and so may the environment.
-    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
-    few = {
-        name
-        for name in free
-        if name and (name.rpartition(".")[2] in APART or len(scan.values.get(name, ())) <= Scan.MOST_VALUES)
-    }
-    marks = [name for name, each in scan.values.items() if name in few and 2 <= len(each) <= most]
-    unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
-    return Reader(columns, guessed, marks, failures, evaluations), unused
 
 
 def import_log(

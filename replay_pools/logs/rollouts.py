@@ -16,16 +16,22 @@ from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.logs.columns import (
+    APART,
     COMPLETIONS,
+    EVERY,
     FILE,
     KEYS,
+    NO_COLUMN,
     PROMPT,
     PROMPTS,
+    TARGETS,
     Column,
     Scan,
     look_up,
     mark_of,
     number_of,
+    parse_column,
+    parts_of,
     truth_of,
 )
 from replay_pools.logs.files import EVALUATION, REPORT_EVERY, Row, Rows, SkipRow
@@ -36,7 +42,6 @@ from replay_pools.rollout import FinishReason
 THINKS = "<think>"  # begins the reasoning of most models that reason
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
 LISTED_COLUMNS = 20
-LEAST_REPEATED = 4  # rows of a log that may be there twice
 
 
 @dataclass(slots=True, kw_only=True)
@@ -254,6 +259,39 @@ EVALUATIONS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+def reader_of(
+    mapping: Mapping[str, str], guessed: Set[str], given: Mapping[str, str], scan: Scan, faults: Faults
+) -> tuple[Reader, list[str]]:
+    """Return the reader of a log's rows, and the columns that it does not use."""
+    columns = {}
+    for target, text in mapping.items():
+        try:
+            if target != "group" or not EVERY.fullmatch(text):
+                columns[target] = parse_column(target, text, scan)
+        except InputError as error:
+            if scan.num_rows:  # else the file has a fault that says more
+                faults.note(error, ("column", target))
+    used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
+    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
+    failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
+    values = {name: values for name, values in scan.values.items() if name not in used | declined}
+    evaluations = {
+        name: says
+        for name, says in EVALUATIONS.items()
+        if {True, False} == {says(each) for each in values.get(name, ())}
+    }
+    # Those of few values may tell sources of rollouts apart, and so may the environment.
+    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
+    few = {
+        name
+        for name in free
+        if name and (name.rpartition(".")[2] in APART or len(scan.values.get(name, ())) <= Scan.MOST_VALUES)
+    }
+    marks = [name for name, each in scan.values.items() if name in few and 2 <= len(each) <= most]
+    unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
+    return Reader(columns, guessed, marks, failures, evaluations), unused
+
+
 def _answer(one: Logged, turns: Turns) -> None:
     for name, value in answer_of(turns).items():
         setattr(one, name, value)
@@ -351,8 +389,10 @@ def as_rollouts(
     elif bad:
         first = "; ".join(str(error) for error in of_bad.errors()[:3])
         notes.append(f"{CAUTION}{len(bad)} bad rows were left out, and their groups lack them: {first}")
-    rollouts, said = _without_repeats(rollouts)
-    return rollouts, notes + said, bad, whole.hexdigest()
+    if num_equal := len(rollouts) - len({one.row_key for one in rollouts}):
+        mark = CAUTION if 2 * num_equal >= len(rollouts) else ""
+        notes.append(f"{mark}rows that are equal to an earlier one: {num_equal} (sampled again, or logged twice?)")
+    return rollouts, notes, bad, whole.hexdigest()
 
 
 def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
@@ -381,32 +421,14 @@ def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode(errors="replace")).digest()[:8])
 
 
-def _without_repeats(rollouts: list[Logged]) -> tuple[list[Logged], list[str]]:
-    """Leave out the copies of a log that is there several times, and count rows that are equal to an earlier one."""
-    keys, notes = [one.row_key for one in rollouts], list[str]()
-    for times in range(len(keys) // LEAST_REPEATED, 1, -1):
-        size = len(keys) // times
-        if size * times == len(keys) and keys == keys[:size] * times and len({*keys}) > 1:
-            rollouts, keys = rollouts[:size], keys[:size]
-            said = f"the log is there {times} times: all but its first {size} rows repeat them and were left out"
-            notes.append(CAUTION + said)
-            break
-    if num_equal := len(keys) - len({*keys}):
-        mark = CAUTION if 2 * num_equal >= len(keys) else ""
-        notes.append(f"{mark}rows that are equal to an earlier one: {num_equal} (sampled again, or logged twice?)")
-    return rollouts, notes
-
-
 def reward_fault(
     rollouts: Sequence[Logged], scan: Scan, columns: Mapping[str, Column], source: str
 ) -> InputError | None:
     """Return an error if no rollout has a reward, with the columns and inner keys that may be one; else None."""
     if "reward" in columns and (not rollouts or any(one.reward is not None for one in rollouts)):
         return None
-    values = flat(scan.first).items()
-    lists = [name for name, each in values if isinstance(each, list) and each and isinstance(each[0], float)]
-    numbers = [name for name, each in values if isinstance(each, float) and each == each]
-    named = ", ".join([*numbers, *(f"{name}.sum" for name in lists)][:LISTED_COLUMNS])
+    numbers = [name for name, each in flat(scan.first).items() if isinstance(each, float) and each == each]
+    named = ", ".join(numbers[:LISTED_COLUMNS])
     found = f"none of {scan.num_rows} rows" + (f", but numbers in {named}" if named else "")
     fix = "pass --map reward=COLUMN"
     return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix=fix)
