@@ -35,14 +35,7 @@ def rewarded(
     """Return (mapping, groups, what the loss divided by or None, notes) with the rewards that the advantages show.
 
     Rollouts without a reward are left out. So is a reward column that only a format named, if it never differs within
-    a group.
-
-    Args:
-        groups: of the rollouts, with `parts` and `advantage`.
-        mapping: {target: column}.
-        columns: of the targets.
-        given: the part of the mapping that the user gave.
-        source: of the log.
+    a group. `given` is the part of the mapping that the user gave.
 
     Raises:
         InputError: no divisor makes the logged advantages of the rewards.

@@ -26,7 +26,7 @@ class Format:
     has: str  # columns of its first row, with spaces between
     recognises: Callable[[Row], bool] = lambda row: True  # what else its first row is
     mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
-    unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
+    unfold: Callable[[Fields], Iterable[Fields | SkipRow]] = lambda fields: (fields,)
     leave_out: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
     settle: Callable[[Scan], dict[str, str]] = lambda scan: {}  # {target: column} by the columns of the whole log
     is_ours: bool = False  # a step is the number of a group, and rewards are our grader's
@@ -38,15 +38,13 @@ def recognise(rows: Rows, name: str | None) -> Format:
     Raises:
         InputError: no format has the name.
     """
-    first = next((row for row in rows if row.error is None), None)
     if name is not None:
         known = {row.name: row for row in FORMATS}
         if name not in known:
             fix = "leave it out to recognise one"
             raise unknown_name(f"--format {name}", name, known, expected="a format", fix=fix)
         return known[name]
-    if first is None:
-        return FORMATS[-1]
+    first = next((row for row in rows if row.error is None), Row("", "", {}))
     return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
 
 
@@ -57,7 +55,7 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
         for row in kind.leave_out(rows):
             if row.error is None and rows.steps is not None and "step" not in row.fields:
                 row = row._replace(fields={**row.fields, "step": rows.steps[row.file]})
-            if row.error is not None or kind.unfold is None:
+            if row.error is not None:
                 yield row
                 continue
             try:

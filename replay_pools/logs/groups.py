@@ -27,12 +27,7 @@ Key = Callable[[Logged], Hashable]
 def group_rollouts(
     rollouts: Sequence[Logged], mapping: dict[str, str], guessed: Set[str]
 ) -> tuple[dict[str, str], list[Group], list[str]]:
-    """Return (mapping with the size of blocks, groups, notes).
-
-    Args:
-        rollouts: in the order of the log.
-        mapping: {target: column}.
-        guessed: targets with a guessed column.
+    """Return (mapping with the size of blocks, groups, notes) of rollouts in the order of the log.
 
     Raises:
         InputError: blocks of rows that are no groups.
@@ -123,13 +118,7 @@ def check_comparable(
 ) -> None:
     """Ask about rollouts of one group that may not be comparable: of two models, steps, runs, files or epochs.
 
-    Args:
-        groups: by prompts or problems, of all rollouts.
-        rollouts: in the order of the log.
-        marks: columns of `Logged.marks`.
-        mapping: {target: column}.
-        base: the prompt's name in `--map group`.
-        source: of the log.
+    `marks` are the columns of `Logged.marks`, `base` is the prompt's name in `--map group`.
 
     Raises:
         InputError: the first question, with the options that answer.

@@ -168,17 +168,13 @@ def import_log(
         shutil.rmtree(partial, ignore_errors=True)
         try:
             pool = _write(log, partial, model, template, limit)
-            if (directory / MANIFEST_NAME).exists():
-                stored, found, fix = open_pool(directory), "another one", "delete this pool to start anew"
-                if stored.manifest == pool.manifest:
-                    return stored
-            elif directory.exists() and any(directory.iterdir()):
-                found, fix = "other files", "empty the folder"
-            else:
+            if not directory.exists() or not any(directory.iterdir()):
                 partial.rename(directory)  # an empty folder gives way
                 return open_pool(directory)
-            fix, expected = f"choose another --name, or {fix}", "the pool of this log and --map"
-            raise InputError(directory, expected=expected, found=found, fix=fix)
+            if (directory / MANIFEST_NAME).exists() and open_pool(directory).manifest == pool.manifest:
+                return open_pool(directory)
+            fix, expected = "choose another --name, or delete it to start anew", "the pool of this log and --map"
+            raise InputError(directory, expected=expected, found="another one, or other files", fix=fix)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

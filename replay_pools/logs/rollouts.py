@@ -275,19 +275,11 @@ def reader_of(
     declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
     failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
     values = {name: values for name, values in scan.values.items() if name not in used | declined}
-    evaluations = {
-        name: says
-        for name, says in EVALUATIONS.items()
-        if {True, False} == {says(each) for each in values.get(name, ())}
-    }
+    evaluations = {name: says for name, says in EVALUATIONS.items() if len({*map(says, values.get(name, ()))}) == 2}
     # Those of few values may tell sources of rollouts apart, and so may the environment.
     most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
-    few = {
-        name
-        for name in free
-        if name and (name.rpartition(".")[2] in APART or len(scan.values.get(name, ())) <= Scan.MOST_VALUES)
-    }
-    marks = [name for name, each in scan.values.items() if name in few and 2 <= len(each) <= most]
+    few = {name: len(each) for name, each in scan.values.items() if name in free and 2 <= len(each) <= most}
+    marks = [name for name, num in few.items() if num <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART]
     unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
     return Reader(columns, guessed, marks, failures, evaluations), unused
 
@@ -345,11 +337,7 @@ def as_rollouts(
 ) -> tuple[list[Logged], list[str], list[str], str]:
     """Return (rollouts without what is read again, notes, places of broken rows, the hash of all rows).
 
-    Args:
-        rows: flat ones.
-        reader: of their columns.
-        faults: get the faults of the log, and of rows if more than `skip_bad` are broken.
-        skip_bad: most rows that may be left out for a fault of their own.
+    At most `skip_bad` rows with a fault of their own are left out; the faults of more go to `faults`.
     """
     rollouts, bad, of_bad = list[Logged](), list[str](), Faults()
     skipped, whole, shared = Counter[str](), hashlib.sha256(), dict[Any, Any]()
@@ -370,13 +358,10 @@ def as_rollouts(
             of_bad.take(wrong)
         if one is None or wrong:
             continue
-        key = repr(row.fields)
+        key, cells = repr(row.fields), {**row.fields, FILE: row.file}
         whole.update(key.encode(errors="replace"))
         one.number, one.row_key = number, _digest(key)
-        one.marks = tuple(
-            row.file if name == FILE else mark_of(name.rpartition(".")[2], look_up(row.fields, name))
-            for name in reader.marks
-        )
+        one.marks = tuple(mark_of(name.rpartition(".")[2], look_up(cells, name)) for name in reader.marks)
         rollouts.append(_summary(one, shared))
         if number % REPORT_EVERY == 0:
             report("rows checked", number, number)

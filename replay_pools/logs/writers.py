@@ -165,7 +165,18 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
     row["finish"] = "length" if details.get("reason") == "max_output_tokens" else None
     sampled = [item for item in items if item.get("generation_token_ids")]
     if not sampled:
-        row["completion"] = _response_turns(items)
+        turns = list[Fields]()
+        for item in items:  # a message and the calls after it are items of one turn
+            kind = item.get("type")
+            if kind == "message":
+                turns.append({"role": item["role"], "content": joined_text(item["content"])})
+            elif kind == "function_call":
+                if not turns or turns[-1]["role"] != "assistant":
+                    turns.append({"role": "assistant", "content": ""})
+                turns[-1].setdefault("tool_calls", []).append(item)
+            elif kind == "function_call_output":
+                turns.append({"role": "tool", "content": item["output"]})
+        row["completion"] = turns
         row["tools"] = fields["responses_create_params"].get("tools")
         if any(item.get("type") == "reasoning" for item in items):
             raise SkipRow("reasoning next to the text, and no token ids")
@@ -183,22 +194,6 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
         mask += [0] * len(between) + [1] * len(new)
         logprobs += item.get("generation_log_probs") or []
     yield row | {"prompt_ids": start, "completion_ids": ids, "mask": mask, "logprobs": logprobs or None, "tools": None}
-
-
-def _response_turns(items: Sequence[Fields]) -> list[Fields]:
-    """Return the turns of a response: a message and the calls after it are items of one turn."""
-    turns = list[Fields]()
-    for item in items:
-        kind = item.get("type")
-        if kind == "message":
-            turns.append({"role": item["role"], "content": joined_text(item["content"])})
-        elif kind == "function_call":
-            if not turns or turns[-1]["role"] != "assistant":
-                turns.append({"role": "assistant", "content": ""})
-            turns[-1].setdefault("tool_calls", []).append(item)
-        elif kind == "function_call_output":
-            turns.append({"role": "tool", "content": item["output"]})
-    return turns
 
 
 # NeMo-RL: `train_data_stepN.jsonl`, in which each value is a list of one.
