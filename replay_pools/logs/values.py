@@ -17,14 +17,13 @@ Turns = list[dict[str, Any]]  # messages with whatever keys they have
 WHOLES = ("total", "score", "reward", "overall", "value")  # keys of a number that the others are parts of
 TEXT = "a text"
 MESSAGES = f"a list of role and content, each {TEXT}"
-FINISHES: dict[str, FinishReason | None] = {
+FINISHES: dict[str, FinishReason] = {
     **dict.fromkeys(("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished", "completed"), "stop"),
     **dict.fromkeys(("end_of_turn", "stop_token", "tool_calls", "tool_call", "tool_use", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated"), "length"),
     **dict.fromkeys(("max_output_tokens", "max_completion_tokens", "context_length"), "length"),
-    # Failures of the sampler: see `SkipRow`.
-    **dict.fromkeys(("abort", "aborted", "error", "failed", "cancelled", "content_filter"), None),
 }
+FAILURES = ("abort", "aborted", "error", "failed", "cancelled", "content_filter")  # of the sampler
 NOT_LOGGED = ("", "unknown", "none", "null")  # finish reasons that say nothing
 MAX_LOGPROB = 1e-3  # of rounding
 TURN = ("role", "content")
@@ -95,7 +94,7 @@ def _number(value: Any) -> float:
 def _advantage(value: Any) -> float:
     """Return a number, or the one number of all tokens."""
     values = opened(value)
-    return _number(values[0] if isinstance(values, list) and values and values == values[:1] * len(values) else value)
+    return _number(values[0] if isinstance(values, list) and len({*map(str, values)}) == 1 else value)
 
 
 def _whole(value: Any) -> int:
@@ -114,11 +113,11 @@ def _finish(value: Any) -> FinishReason | None:
         return "length" if was_cut_off else "stop"
     if word in NOT_LOGGED or value == UNKNOWN_LABEL:
         return None
+    if word in FAILURES:
+        raise SkipRow(f"sampling ended by {value}")
     if word not in FINISHES:
         raise wrong_value("stop or length", value)
-    if (finish := FINISHES[word]) is None:
-        raise SkipRow(f"sampling ended by {value}")
-    return finish
+    return FINISHES[word]
 
 
 def _mask(value: Any) -> list[bool]:
