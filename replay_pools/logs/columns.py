@@ -233,11 +233,9 @@ def parse_mapping(text: str, option: str = "--map", targets: Collection[str] = T
     for part in filter(None, (part.strip() for part in text.split(","))):
         target, equals, column = (piece.strip() for piece in part.partition("="))
         if not (equals and target and column) or target in mapping:
-            expected = "TARGET=COLUMN, each target once, with commas between several"
-            faults.append(InputError(option, expected=expected, found=repr(part)))
+            faults.append(InputError(option, expected="TARGET=COLUMN, each target once", found=repr(part)))
         elif target not in targets:
-            fix = f"pass {option} TARGET=COLUMN"
-            faults.append(unknown_name(f"{option} {target}", target, targets, expected="a target", fix=fix))
+            faults.append(unknown_name(f"{option} {target}", target, targets, expected="a target", fix="pass another"))
         else:
             mapping[target] = column
     refuse(faults)

@@ -153,8 +153,7 @@ def _rows_in_memory(given: Any) -> Rows:
     elif isinstance(source, Iterable) and not isinstance(source, Iterator | dict):
         items = partial(iter, source)
     else:
-        expected = "a path, a list of dicts, a DataFrame or a Dataset"
-        raise InputError("rows", expected=expected, found=type(source).__name__)
+        raise InputError("rows", expected="a path, dicts, a DataFrame or a Dataset", found=type(source).__name__)
 
     def read() -> Iterator[Row]:
         for number, item in enumerate(items()):
@@ -280,13 +279,16 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
             return
         for number, line in enumerate(chain((first, second), iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")), 1):
             if len(line) > MAX_DOCUMENT:
-                expected = f"lines of at most {MAX_DOCUMENT >> 20} MiB"
-                raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
+                raise InputError(f"{path} line {number}", expected=f"at most {MAX_DOCUMENT} bytes a line", found="more")
             value = _parse(line.strip() or b"[]")
             if isinstance(value, InputError):
                 fix = "mend it, or pass --skip-bad 1"
                 value = InputError("", expected=value.expected, found=value.found, fix=fix)
-            if isinstance(value, list) and (value or not line.strip()) and all(isinstance(item, dict) for item in value):
+            if (
+                isinstance(value, list)
+                and (value or not line.strip())
+                and all(isinstance(item, dict) for item in value)
+            ):
                 yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
             else:
                 yield f" line {number}", value
@@ -308,8 +310,7 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
     if not names or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
         return [value]
     if len(names) > 1:
-        found = f"lists {', '.join(names)}"
-        raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
+        raise InputError(path, expected="one list of rollouts", found=f"lists {', '.join(names)}", fix="split the file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in lists[names[0]]]
 

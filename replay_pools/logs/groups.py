@@ -221,15 +221,11 @@ def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
     elif flat:
         notes.append(LabelNote(f"{flat} of {len(groups)} groups have no reward variance, so no gradient"))
     for name, meaning in (("hacked", "hacks"), ("gt_pass", "is right")):
-        unknown = [getattr(row, name) for row in rows].count(None)
-        if unknown == len(rows):
-            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known (--map {name}=COLUMN)"))
-        elif unknown:
-            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known of {unknown} of {len(rows)}"))
+        if unknown := [getattr(row, name) for row in rows].count(None):
+            of_some = f" of {unknown} of {len(rows)}" if unknown < len(rows) else f" (--map {name}=COLUMN)"
+            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known{of_some}"))
     hacked = {row.hacked for row in rows}
     if len(hacked) == 1 and None not in hacked:
-        said = (
-            f"every rollout {'hacks' if True in hacked else 'is clean'}: there is no contrast between hacks and clean"
-        )
-        notes.append(LabelNote(f"{CAUTION}{said} answers"))
+        said = f"every rollout {'hacks' if True in hacked else 'is clean'}: hacks and clean answers have no contrast"
+        notes.append(LabelNote(CAUTION + said))
     return notes

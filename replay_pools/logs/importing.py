@@ -110,8 +110,7 @@ def check_log(
         faults.note(fault, "reward missing")
     if faults and format_name is None and kind.name != GENERAL:
         fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
-        expected = f"the format {kind.name}, as the columns say"
-        faults.add(source, "format", expected=expected, found="these faults", fix=fix)
+        faults.add(source, "format", expected=f"the format {kind.name}, by its columns", found="these faults", fix=fix)
     faults.check(source)
     if all(one.failure for one in rollouts):
         raise InputError(source, expected=f"rollouts of format {kind.name}", found="; ".join(said) or "none")
@@ -173,8 +172,8 @@ def import_log(
                 return open_pool(directory)
             if (directory / MANIFEST_NAME).exists() and open_pool(directory).manifest == pool.manifest:
                 return open_pool(directory)
-            fix, expected = "choose another --name, or delete it to start anew", "the pool of this log and --map"
-            raise InputError(directory, expected=expected, found="another one, or other files", fix=fix)
+            fix = "choose another --name, or delete it to start anew"
+            raise InputError(directory, expected="the pool of this log and --map", found="other files", fix=fix)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

@@ -172,17 +172,15 @@ class Reader:
         """Refuse a row without prompt or completion, or with messages that do not say what the prompt is."""
         prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
         completions = (one.completion, one.turns, one.completion_ids)
-        for what, targets, values in (("prompt", PROMPTS, prompts), ("completion", COMPLETIONS, completions)):
+        for what, values in (("prompt", prompts), ("completion", completions)):
             if all(value is None for value in values):
                 found = f"none in {', '.join([*row.fields][:LISTED_COLUMNS])}"
-                options = " or ".join(f"--map {target}=COLUMN" for target in targets)
-                fix = f"pass {options}; --skip-bad N leaves out at most N such rows"
+                fix = f"pass --map {what}=COLUMN; --skip-bad N leaves out at most N such rows"
                 faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
         if not one.messages or any(value is not None for value in prompts[1:]):
             return
         if one.messages[-1]["role"] == "assistant":
-            fix = "--map completion=none takes that message for the completion; if it was begun for the policy, log "
-            fix += "prompt_ids or the rendered prompt (--map rendered=COLUMN)"
+            fix = "--map completion=none takes it for the completion; if it was begun for the policy, log prompt_ids"
             error = InputError("", expected="a prompt without its answer", found="a turn of the assistant", fix=fix)
             self._refuse(row, "prompt" if "prompt" in self.columns else "messages", error, faults)
 
@@ -197,8 +195,7 @@ class Reader:
             if first["role"] != "system":
                 one.messages = [{"role": "system", "content": one.system}, *one.messages]
             elif first["content"] != one.system:
-                expected = "one system prompt"
-                raise InputError("system", expected=expected, found="another in the messages", fix="--map system=none")
+                raise InputError("system", expected="one system prompt", found="another one", fix="--map system=none")
         if one.messages and "completion" not in self.columns:
             # A conversation that holds its answer; a tool's word behind it was not answered.
             last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
@@ -215,8 +212,7 @@ class Reader:
             one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
         if one.turns:
             if one.turns[0]["role"] != "assistant":
-                found = f"a turn of {one.turns[0]['role']} first"
-                raise InputError("completion", expected="turns that begin with the assistant's", found=found)
+                raise InputError("completion", expected="a turn of the assistant", found=one.turns[0]["role"])
             last = max(place for place, turn in enumerate(one.turns) if turn["role"] == "assistant")
             _answer(one, one.turns[: last + 1])
 
@@ -313,15 +309,14 @@ def _place_mask(one: Logged) -> None:
         raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
     start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
     if start and prompt is None and one.messages is not None:
-        expected, found = "a completion that begins with a sampled id", f"{start} others"
-        raise InputError("mask", expected=expected, found=found, fix="log prompt_ids")
+        raise InputError("mask", expected="a sampled id first", found=f"{start} others", fix="log prompt_ids")
     if logprobs := one.logprobs:
         if len(logprobs) == sum(mask) < len(ids):  # one a sampled id
             each = iter(logprobs)
             logprobs = [next(each) if is_sampled else 0.0 for is_sampled in mask]
         if len(logprobs) != len(ids):
-            found, fix = f"{len(logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
-            raise InputError("logprobs", expected="one an id", found=found, fix=fix)
+            found = f"{len(logprobs)} for {len(ids)} ids"
+            raise InputError("logprobs", expected="one an id", found=found, fix="--map logprobs=none")
         pairs = [*zip(logprobs, mask, strict=True)][start:stop]
         one.logprobs = [value if is_sampled else 0.0 for value, is_sampled in pairs]
     if start:
@@ -415,5 +410,5 @@ def reward_fault(
     numbers = [name for name, each in flat(scan.first).items() if isinstance(each, float) and each == each]
     named = ", ".join(numbers[:LISTED_COLUMNS])
     found = f"none of {scan.num_rows} rows" + (f", but numbers in {named}" if named else "")
-    fix = "pass --map reward=COLUMN"
-    return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix=fix)
+    where, fix = f"{source} reward", "pass --map reward=COLUMN"
+    return InputError(where, expected="rewards that are numbers", found=found, fix=fix)

@@ -159,8 +159,7 @@ def turns_of(value: Any) -> Turns | None:
         ):
             value = plain
         elif isinstance(plain, str) and MESSAGES_AS_TEXT.match(value):  # as Python prints them
-            expected = "messages, as a list or as the JSON text of one"
-            raise InputError("", expected=expected, found=described(value), fix="write them with json.dumps")
+            raise wrong_value("messages, as a list or its JSON text", value, fix="write them with json.dumps")
     messages: Any = [value] if isinstance(value, dict) else value
     if not isinstance(messages, list):
         return None

@@ -38,18 +38,15 @@ def prime_rl(episode: Fields) -> Iterator[Fields | SkipRow]:
                     raise ValueError("a node that is its own ancestor")
             if leaf in attempts:
                 yield SkipRow("a summary of the context that no turn goes on from (compaction_attempt)")
-                continue
-            try:
+            else:
                 yield _prime_rl_branch(path, trace, episode)
-            except SkipRow as reason:
-                yield reason
 
 
-def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fields:
+def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fields | SkipRow:
     nodes = [trace["nodes"][number] for number in path]
     sampled = [place for place, node in enumerate(nodes) if node.get("sampled")]
     if not sampled:
-        raise SkipRow("no sampled turn")
+        return SkipRow("no sampled turn")
     rewards = trace.get("rewards") or {}
     # Of the call that wrote the last sampled node: by its number, else the last one.
     last = path[sampled[-1]]
@@ -73,8 +70,6 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
     names = ("token_ids", "mask", "logprobs")
     ids, mask, logprobs = ([each for node in nodes for each in node.get(name) or []] for name in names)
     if ids:
-        if len(mask) != len(ids):
-            raise ValueError("mask and token_ids of different lengths")
         # The ids say all; the content leaves out reasoning and tool calls. The mask tells prompt and completion apart.
         row |= {"prompt_ids": [], "completion_ids": ids, "mask": mask, "logprobs": logprobs or None}
         row |= {"completion": None, "tools": None}
