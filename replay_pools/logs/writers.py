@@ -6,7 +6,7 @@ A flat row of several turns has the ids of all of them, and a mask of the sample
 import math
 from collections.abc import Iterator, Sequence
 
-from replay_pools.logs.columns import look_up, opened
+from replay_pools.logs.columns import look_up, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow
 from replay_pools.logs.values import joined_text
 
@@ -97,7 +97,7 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
     scores = {}
     for name, score in (sample.get("scores") or {}).items():
         value = score.get("value", score) if isinstance(score, dict) else score
-        scores[name] = GRADES.get(value, value) if isinstance(value, str) else value
+        scores[name] = value if isinstance(value, dict | list) else number_of(GRADES.get(value, value))
     yield {
         **sample,
         "epoch": None,  # counts samples of one problem, not passes over the data
