@@ -80,11 +80,8 @@ def _refuted(
 ) -> InputError:
     # Columns that were guessed to be labels may be paid as well.
     labels = [one.name for target, one in columns.items() if target in PAID and target not in given]
-    if labels and "reward" not in given:
-        which = f"{'+'.join([*names, *labels])}, without those not paid,"
-    else:
-        weighted = "+".join(f"{name}*WEIGHT" for name in names)
-        which = f"{weighted}, without those not paid," if len(names) > 1 else "COLUMN"
+    paid = [*names, *labels] if labels and "reward" not in given else [f"{name}*WEIGHT" for name in names]
+    which = f"{'+'.join(paid)}, without those not paid," if len(paid) > 1 else "COLUMN"
     fix = f"--map reward={which} or --map advantage=none to leave them out"
     expected, found = f"advantages that follow from {reward}", "advantages of other rewards"
     return InputError(f"{source} advantage", expected=expected, found=found, fix=fix)

@@ -155,10 +155,7 @@ def _rows_in_memory(given: Any) -> Rows:
     else:
         raise InputError("rows", expected="a path, dicts, a DataFrame or a Dataset", found=type(source).__name__)
 
-    def read() -> Iterator[Row]:
-        for number, item in enumerate(items()):
-            yield _row("rows", f" item {number}", plain_value(item))
-
+    read = lambda: (_row("rows", f" item {number}", plain_value(item)) for number, item in enumerate(items()))  # noqa: E731
     return Rows("rows", read, notes)
 
 
@@ -170,11 +167,9 @@ def plain_value(value: Any) -> Any:
         return [plain_value(inner) for inner in value]
     if isinstance(value, str | int | float | None):
         return value
-    if type(value).__name__ in ("NAType", "NaTType"):  # a gap in a column of pandas
-        return None
     if hasattr(value, "tolist"):
         return plain_value(value.tolist())
-    return value.value if hasattr(value, "value") else str(value)
+    return None if type(value).__name__ in ("NAType", "NaTType") else str(value)  # a gap in a column of pandas
 
 
 def _row(file: str, place: str, value: Any) -> Row:

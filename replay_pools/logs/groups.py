@@ -70,7 +70,7 @@ def _by_prompt(row: Logged) -> Hashable:
 def _key(rows: Sequence[Logged], mapping: Mapping[str, str], guessed: Set[str], notes: list[str]) -> Key:
     """Return what rollouts of one group share; a choice between several becomes a note."""
     target = "group" if "group" in mapping else "problem"
-    value, in_step, in_file = attrgetter(target), attrgetter("step", target), attrgetter("file", "step", target)
+    value, in_step = attrgetter(target), attrgetter("step", target)
     if any(value(row) is None for row in rows):
         return _by_prompt
     if target not in guessed and target == "group":
@@ -80,20 +80,18 @@ def _key(rows: Sequence[Logged], mapping: Mapping[str, str], guessed: Set[str], 
     # A number of the rows with one prompt starts again in each pass over the prompts.
     blocks = [[*map(value, block)] for _, block in groupby(rows, key=attrgetter("file", "step", "prompt_key"))]
     is_row_number = min(map(len, blocks)) > 1 and all(len({*block}) == len(block) for block in blocks)
-    for key, words in () if is_row_number else ((in_step, of_step), (in_file, f"{of_step} of one file")):
-        groups = _by_key(rows, key)
-        if len(groups) == len(rows) > num_prompts:
-            continue  # alone in its group, no rollout has an advantage
-        if target not in guessed:
-            return key
-        if len(groups) < len(rows) and not any(map(_has_several_prompts, groups)):
-            notes.append(f"groups are rows with one `{name}`{words} (--map group=COLUMN)")
-            return key
+    groups = _by_key(rows, in_step)
+    are_single = len(groups) == len(rows) > num_prompts  # alone in its group, no rollout has an advantage
+    if target not in guessed and not is_row_number and not are_single:
+        return in_step
+    if len(groups) < len(rows) and not is_row_number and not any(map(_has_several_prompts, groups)):
+        notes.append(f"groups are rows with one `{name}`{of_step} (--map group=COLUMN)")
+        return in_step
     if num_prompts < len(rows):
         why = f"`{name}` is another one in every row, or has several prompts for one value"
         notes.append(f"{CAUTION}groups are rows with equal prompts: {why} (--map group=COLUMN)")
     elif target == "group":  # all prompts differ: a group may hold several, which is said of it; a problem may not
-        return in_file if len(_by_key(rows, in_file)) < len(rows) else in_step
+        return in_step
     return _by_prompt
 
 

@@ -135,8 +135,19 @@ class Reader:
             except InputError as error:
                 wrong.add(target)
                 self._refuse(row, error.where or target, error, faults)
-        if one.failure is None:
-            self._check_needed(row, one, faults)
+        if one.failure is not None:
+            return one
+        prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
+        completions = (one.completion, one.turns, one.completion_ids)
+        for what, values in (("prompt", prompts), ("completion", completions)):
+            if all(value is None for value in values):
+                found = f"none in {', '.join([*row.fields][:LISTED_COLUMNS])}"
+                fix = f"pass --map {what}=COLUMN; --skip-bad N leaves out at most N such rows"
+                faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
+        if one.messages and one.messages[-1]["role"] == "assistant" and all(value is None for value in prompts[1:]):
+            fix = "--map completion=none takes it for the completion; if it was begun for the policy, log prompt_ids"
+            error = InputError("", expected="a prompt without its answer", found="a turn of the assistant", fix=fix)
+            self._refuse(row, "prompt" if "prompt" in self.columns else "messages", error, faults)
         return one
 
     def _read(self, row: Row, column: Column, one: Logged) -> None:
@@ -167,22 +178,6 @@ class Reader:
             guess = f"the column was guessed: --map {target}=COLUMN takes another, {target}=none leaves it out"
             fix = "; ".join(filter(None, [fix, guess]))
         faults.add(f"{row.where} {said}", target, expected=error.expected, found=error.found, fix=fix)
-
-    def _check_needed(self, row: Row, one: Logged, faults: Faults) -> None:
-        """Refuse a row without prompt or completion, or with messages that do not say what the prompt is."""
-        prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
-        completions = (one.completion, one.turns, one.completion_ids)
-        for what, values in (("prompt", prompts), ("completion", completions)):
-            if all(value is None for value in values):
-                found = f"none in {', '.join([*row.fields][:LISTED_COLUMNS])}"
-                fix = f"pass --map {what}=COLUMN; --skip-bad N leaves out at most N such rows"
-                faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
-        if not one.messages or any(value is not None for value in prompts[1:]):
-            return
-        if one.messages[-1]["role"] == "assistant":
-            fix = "--map completion=none takes it for the completion; if it was begun for the policy, log prompt_ids"
-            error = InputError("", expected="a prompt without its answer", found="a turn of the assistant", fix=fix)
-            self._refuse(row, "prompt" if "prompt" in self.columns else "messages", error, faults)
 
     def _place_turns(self, one: Logged) -> None:
         """Put each message where it belongs: system, prompt, completion.

@@ -211,8 +211,7 @@ def chat_of(value: Any) -> Chat | None:
     if turns is None and isinstance(value, list):
         raise wrong_value(MESSAGES, value)
     if turns and not is_plain(turns):
-        extra = ", ".join(key for turn in turns for key in turn if key not in PLAIN_KEYS)
-        raise InputError("", expected="messages of role and content", found=f"{extra} too", fix="log completion_ids")
+        raise wrong_value("messages of role and content alone", turns)
     # In the order of the file, by which the hash of a set of pairs goes.
     return None if turns is None else [{key: turn[key] for key in turn if key in TURN} for turn in turns]
 
