@@ -26,22 +26,13 @@ from replay_pools.logs.groups import Group, check_comparable, comparable, group_
 from replay_pools.logs.rollouts import Logged, Reader, as_rollouts, reader_of, reward_fault
 from replay_pools.manifest import MANIFEST_NAME
 from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
-from replay_pools.rollout import (
-    LOGGED_GRADER,
-    REWARD_COMPILES,
-    REWARD_PASSED,
-    REWARD_RANGE,
-    UNKNOWN,
-    Grade,
-    Rollout,
-    Template,
-    group_faults,
-)
+from replay_pools.rollout import LOGGED_GRADER, REWARD_COMPILES, REWARD_PASSED, UNKNOWN, Grade, Rollout, group_faults
 
 if TYPE_CHECKING:
     from replay_pools.logs.tokens import Tokeniser
+    from replay_pools.rollout import Template
 
-OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
+OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_COMPILES + REWARD_PASSED}
 LEFT_OUT = f"{CAUTION}left out: "  # how the sentence on rows that are no rollouts starts
 SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 MODELS = ("model", "model_name", "checkpoint", "ckpt")  # columns that name the weights
@@ -144,7 +135,7 @@ def check_log(
 
 
 def import_log(
-    log: CheckedLog, *, name: str, out: Path, model: str, template: Template = "chat", limit: int | None = None
+    log: CheckedLog, *, name: str, out: Path, model: str, template: "Template" = "chat", limit: int | None = None
 ) -> Pool:
     """Make the pool `out`/pools/`name` of a checked log; nothing is written unless all is sound.
 
@@ -178,7 +169,7 @@ def import_log(
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
+def _write(log: CheckedLog, directory: Path, model: str, template: "Template", limit: int | None) -> Pool:
     from replay_pools.logs.tokens import Tokeniser  # torch comes with both: only where the log is sound
     from replay_pools.vocabulary import load_vocabulary
 
@@ -188,7 +179,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
         limit=limit,
         # All begin with their prompts, and not by chance: some by a long one, or by its ids.
         cuts_echo=all(one.echo is not None for one in rows)
-        and any((one.echo or 0) >= SHORTEST_ECHO or one.answer_key is None for one in rows),
+        and any((one.echo or 0) >= SHORTEST_ECHO or not one.has_text for one in rows),
         thinks=sum(one.thinks for one in rows) * 2 > len(rows),
     )
     writer, source = PoolWriter(directory, header=dict.fromkeys(HEADER_FIELDS), is_lasting=False), log.rows.source
@@ -251,7 +242,6 @@ def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | 
         f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout": any(
             message["role"] == "assistant" for message in prompt.messages
         ),
-        f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}": row.hint is None,
         LabelNote(f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"): True,
     }
     is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text

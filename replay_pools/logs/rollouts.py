@@ -55,10 +55,10 @@ class Logged:
     file: str = ""
     number: int = 0  # among the flat rows of the log
     prompt_key: int = 0  # 64 bits of a hash, the same for the same prompt
-    answer_key: int | None = None  # the same of the completion's text
     row_key: int = 0  # the same of the whole row
     failure: str | None = None  # why it is no rollout to train on: its group was compared with it, and goes on without
     echo: int | None = None  # characters or ids of the prompt, if the completion begins with it
+    has_text: bool = False  # of the completion
     thinks: bool = False  # the completion begins with reasoning
     reward: float | None = None
     parts: tuple[float | None, ...] = ()  # the reward is the weighted sum of these columns
@@ -200,8 +200,7 @@ class Reader:
                 is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
                 sampled = [place for place in answers if messages[place].get("trainable")] or answers
                 start = sampled[0] if is_agent or sampled is not answers else answers[-1]
-                one.messages = messages[:start] or None
-                _answer(one, messages[start:])
+                one.messages, one.turns = messages[:start] or None, messages[start:]
         thought, text = one.reasoning, one.completion
         if thought and text is not None and one.completion_ids is None and thought not in text:
             one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
@@ -209,7 +208,8 @@ class Reader:
             if one.turns[0]["role"] != "assistant":
                 raise InputError("completion", expected="a turn of the assistant", found=one.turns[0]["role"])
             last = max(place for place, turn in enumerate(one.turns) if turn["role"] == "assistant")
-            _answer(one, one.turns[: last + 1])
+            for name, value in answer_of(one.turns[: last + 1]).items():
+                setattr(one, name, value)
 
 
 def _is_message(value: Any) -> bool:
@@ -226,26 +226,14 @@ STATUS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
     **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
 }
+_YES = "is_eval is_val is_test is_evaluation is_validation eval validate validation evaluation"
 # {a column that may tell training and evaluation apart: whether its value says that the row is an evaluation}
 EVALUATIONS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("split", "phase", "mode", "partition", "subset", "stage", "data_split"),
         lambda value: isinstance(value, str) and EVALUATION.search(value) is not None,
     ),
-    **dict.fromkeys(
-        [
-            "is_eval",
-            "is_val",
-            "is_test",
-            "is_evaluation",
-            "is_validation",
-            "eval",
-            "validate",
-            "validation",
-            "evaluation",
-        ],
-        lambda value: truth_of(value) is True,
-    ),
+    **dict.fromkeys(_YES.split(), lambda value: truth_of(value) is True),
     **dict.fromkeys(("is_train", "is_training"), lambda value: truth_of(value) is False),
 }
 
@@ -273,11 +261,6 @@ def reader_of(
     marks = [name for name, num in few.items() if num <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART]
     unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
     return Reader(columns, guessed, marks, failures, evaluations), unused
-
-
-def _answer(one: Logged, turns: Turns) -> None:
-    for name, value in answer_of(turns).items():
-        setattr(one, name, value)
 
 
 def _place_mask(one: Logged) -> None:
@@ -374,7 +357,7 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     """Return a rollout with the keys of its texts in their place, and without what is read again."""
     prompt = (one.prompt_ids or [])[-(one.plen or 0) :]  # the last `plen`, if known
     one.prompt_key = _digest([one.rendered, one.messages, one.skipped, one.tools, prompt])
-    one.answer_key = None if one.completion is None and one.turns is None else _digest(one.completion or one.turns)
+    one.has_text = one.completion is not None or one.turns is not None
     one.thinks = (one.completion or "").lstrip().startswith(THINKS)
     text = one.rendered or (one.messages[-1]["content"] if one.messages else "")
     start: Any = one.prompt_ids if one.completion_ids else text

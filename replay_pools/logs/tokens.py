@@ -244,8 +244,9 @@ class Tokeniser:
             finish = "length" if len(ids) >= cut_from else "stop"
             rule = f"texts of {cut_from} tokens and more are taken to have been cut off, others to have stopped"
             rule = "every text is taken to have stopped" if self.limit is None else rule
-            fix = "--map finish=COLUMN, or --completion-limit TOKENS"
-            self._count((True, f"finish_reason is not logged: {rule} ({fix})"))
+            self._count(
+                (True, f"finish_reason is not logged: {rule} (--map finish=COLUMN, or --completion-limit TOKENS)")
+            )
         if finish == "stop" and not has_ended:
             ids = [*ids, self.chat.turn_end]
             self._count((True, f"the end of the turn (id {ids[-1]}) was put behind texts that stopped"))
