@@ -35,14 +35,7 @@ def rewarded(
     """Return (mapping, groups, what the loss divided by or None, notes) with the rewards that the advantages show.
 
     Rollouts without a reward are left out. So is a reward column that only a format named, if it never differs within
-    a group.
-
-    Args:
-        groups: of the rollouts, with `parts` and `advantage`.
-        mapping: {target: column}.
-        columns: of the targets.
-        given: the part of the mapping that the user gave.
-        source: of the log.
+    a group. `given` is the part of the mapping that the user gave.
 
     Raises:
         InputError: no divisor makes the logged advantages of the rewards.
@@ -87,11 +80,8 @@ def _refuted(
 ) -> InputError:
     # Columns that were guessed to be labels may be paid as well.
     labels = [one.name for target, one in columns.items() if target in PAID and target not in given]
-    if labels and "reward" not in given:
-        which = f"{'+'.join([*names, *labels])}, without those not paid,"
-    else:
-        weighted = "+".join(f"{name}*WEIGHT" for name in names)
-        which = f"{weighted}, without those not paid," if len(names) > 1 else "COLUMN"
+    paid = [*names, *labels] if labels and "reward" not in given else [f"{name}*WEIGHT" for name in names]
+    which = f"{'+'.join(paid)}, without those not paid," if len(paid) > 1 else "COLUMN"
     fix = f"--map reward={which} or --map advantage=none to leave them out"
     expected, found = f"advantages that follow from {reward}", "advantages of other rewards"
     return InputError(f"{source} advantage", expected=expected, found=found, fix=fix)

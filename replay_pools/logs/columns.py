@@ -146,13 +146,12 @@ def look_up(fields: Mapping[str, Any], name: str, default: Any = None) -> Any:
     value: Any = fields
     for part in name.split("."):
         value = opened(value)
-        numbers = value if isinstance(value, list) and all(isinstance(each, int | float) for each in value) else []
         if isinstance(value, dict):
             value = value.get(part, default)
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
-        elif numbers and part in ("sum", "last"):
-            value = math.fsum(numbers) if part == "sum" else numbers[-1]
+        elif value and isinstance(value, list) and all(isinstance(each, int | float) for each in value):
+            value = {"sum": math.fsum(value), "last": value[-1]}.get(part, default)
         else:
             return default
     return value
@@ -234,11 +233,9 @@ def parse_mapping(text: str, option: str = "--map", targets: Collection[str] = T
     for part in filter(None, (part.strip() for part in text.split(","))):
         target, equals, column = (piece.strip() for piece in part.partition("="))
         if not (equals and target and column) or target in mapping:
-            expected = "TARGET=COLUMN, each target once, with commas between several"
-            faults.append(InputError(option, expected=expected, found=repr(part)))
+            faults.append(InputError(option, expected="TARGET=COLUMN, each target once", found=repr(part)))
         elif target not in targets:
-            fix = f"pass {option} TARGET=COLUMN"
-            faults.append(unknown_name(f"{option} {target}", target, targets, expected="a target", fix=fix))
+            faults.append(unknown_name(f"{option} {target}", target, targets, expected="a target", fix="pass another"))
         else:
             mapping[target] = column
     refuse(faults)
@@ -251,12 +248,7 @@ def as_option(mapping: Mapping[str, str]) -> str:
 
 
 def parse_column(target: str, text: str, scan: Scan) -> Column:
-    """Return the column of a target in a mapping.
-
-    Args:
-        target: a key of TARGETS.
-        text: the part of the mapping.
-        scan: the columns of the log.
+    """Return the column of a target (a key of TARGETS) that the text in a mapping says.
 
     Raises:
         InputError: a name that no row has, or a weight that is no finite number.
@@ -305,10 +297,7 @@ def choose_columns(
 ) -> tuple[dict[str, str], set[str]]:
     """Return ({target: column}, targets with a guessed column).
 
-    Args:
-        scan: the columns of the log.
-        known: what its format knows.
-        corrections: what the user says, before all others.
+    What the user says (`corrections`) comes before what the format knows (`known`), and both before a guess.
 
     Raises:
         InputError: a choice that only the user can make.

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -85,7 +86,11 @@ def read_rows(source: Any) -> Rows:
 
 def _chosen(source: Path) -> tuple[list[Path], list[str]]:
     """Return the files of a folder that hold rollouts to train on, and notes on the others."""
-    inside = {path: path.relative_to(source) for path in sorted(source.rglob("*"), key=_by_number) if path.is_file()}
+    paths = sorted(  # step_1000 behind step_999
+        (path for path in source.rglob("*") if path.is_file()),
+        key=lambda path: [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))],
+    )
+    inside = {path: path.relative_to(source) for path in paths}
     chosen = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
     first_of, left = dict[str, Path](), dict[str, str]()
     for is_kept, said in (
@@ -118,11 +123,6 @@ def _holds_rollouts(path: Path) -> bool:
     return first is not None and (first.error is not None or bool(ROLLOUT_KEYS & first.fields.keys()))
 
 
-def _by_number(path: Path) -> list[tuple[int, str]]:
-    """Return a key that puts step_1000 behind step_999."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
-
-
 def _step(path: str) -> int | None:
     stem = path.rpartition("/")[2].partition(".")[0]
     if stem.isdigit():
@@ -153,13 +153,9 @@ def _rows_in_memory(given: Any) -> Rows:
     elif isinstance(source, Iterable) and not isinstance(source, Iterator | dict):
         items = partial(iter, source)
     else:
-        expected = "a path, a list of dicts, a DataFrame or a Dataset"
-        raise InputError("rows", expected=expected, found=type(source).__name__)
+        raise InputError("rows", expected="a path, dicts, a DataFrame or a Dataset", found=type(source).__name__)
 
-    def read() -> Iterator[Row]:
-        for number, item in enumerate(items()):
-            yield _row("rows", f" item {number}", plain_value(item))
-
+    read = lambda: (_row("rows", f" item {number}", plain_value(item)) for number, item in enumerate(items()))  # noqa: E731
     return Rows("rows", read, notes)
 
 
@@ -171,11 +167,9 @@ def plain_value(value: Any) -> Any:
         return [plain_value(inner) for inner in value]
     if isinstance(value, str | int | float | None):
         return value
-    if type(value).__name__ in ("NAType", "NaTType"):  # a gap in a column of pandas
-        return None
     if hasattr(value, "tolist"):
         return plain_value(value.tolist())
-    return value.value if hasattr(value, "value") else str(value)
+    return None if type(value).__name__ in ("NAType", "NaTType") else str(value)  # a gap in a column of pandas
 
 
 def _row(file: str, place: str, value: Any) -> Row:
@@ -258,45 +252,41 @@ def _damage_is_refused(path: Path, expected: str, fix: str = "write or copy it a
         raise InputError(path, expected=expected, found=found, fix=fix) from error
 
 
-def _parse(line: bytes) -> Any:
+def _parse(text: bytes) -> Any:
     """Return the value of a JSON text, or its error."""
     try:
-        return parse_json(line, "", is_python=True)
+        return parse_json(text.removeprefix(BYTE_ORDER_MARK), "", is_python=True)
     except InputError as error:
-        return InputError("", expected=error.expected, found=error.found, fix="mend it, or pass --skip-bad 1")
-
-
-def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with _unpacked(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT + 1), b""), 1):
-            if number == 1 and line.strip() in (b"{", b"["):  # one value over several lines
-                yield from _json(path)
-                return
-            if len(line) > MAX_DOCUMENT:
-                expected = f"lines of at most {MAX_DOCUMENT >> 20} MiB"
-                raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
-            if line := line.removeprefix(BYTE_ORDER_MARK).strip():
-                value = _parse(line)
-                if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-                    yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
-                else:
-                    yield f" line {number}", value
+        return error
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Read an array, an object that holds one, a table of columns and data, or lines of objects."""
+    """Read a value a line, or one document: an array, an object that holds one, or a table of columns and data."""
     with _unpacked(path) as file:
-        data = file.read(MAX_DOCUMENT + 1)
-    first, _, rest = data.strip().partition(b"\n")
-    if rest and isinstance(_parse(first), dict):
-        yield from _json_lines(path)
-        return
-    try:
-        value = parse_json(data.removeprefix(BYTE_ORDER_MARK), path, is_python=True)
-    except InputError as error:  # too large, damaged, or several documents
-        fix = "write one object a line (.jsonl): lines are read one at a time"
-        raise InputError(path, expected=error.expected, found=error.found, fix=fix) from error
-    yield from _items(value, path)
+        first, second = file.readline(MAX_DOCUMENT + 1), file.readline(MAX_DOCUMENT + 1)
+        is_lone = not second or isinstance(_parse(first), InputError)
+        if first.strip() in (b"{", b"[") or (kind_of(path) == ".json" and is_lone):
+            value = _parse(first + second + file.read(MAX_DOCUMENT + 1))
+            if isinstance(value, InputError):  # too large, damaged, or several documents
+                fix = "write one object a line (.jsonl): lines are read one at a time"
+                raise InputError(path, expected=value.expected, found=value.found, fix=fix)
+            yield from _items(value, path)
+            return
+        for number, line in enumerate(chain((first, second), iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")), 1):
+            if len(line) > MAX_DOCUMENT:
+                raise InputError(f"{path} line {number}", expected=f"at most {MAX_DOCUMENT} bytes a line", found="more")
+            value = _parse(line.strip() or b"[]")
+            if isinstance(value, InputError):
+                fix = "mend it, or pass --skip-bad 1"
+                value = InputError("", expected=value.expected, found=value.found, fix=fix)
+            if (
+                isinstance(value, list)
+                and (value or not line.strip())
+                and all(isinstance(item, dict) for item in value)
+            ):
+                yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
+            else:
+                yield f" line {number}", value
 
 
 def _items(value: Any, path: Path) -> Iterator[tuple[str, Any]]:
@@ -315,8 +305,7 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
     if not names or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
         return [value]
     if len(names) > 1:
-        found = f"lists {', '.join(names)}"
-        raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
+        raise InputError(path, expected="one list of rollouts", found=f"lists {', '.join(names)}", fix="split the file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in lists[names[0]]]
 
@@ -324,28 +313,18 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
 # Tables
 
 
-def _numbered(table: Any, first: int = 0) -> Iterator[tuple[str, Any]]:
-    for number, row in enumerate(table.iter_rows(named=True), first):
-        yield f" row {number}", row
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+def _table(path: Path) -> Iterator[tuple[str, Any]]:
+    """Read Parquet, or Arrow: a file, or a stream, as `datasets` writes it."""
     import polars  # only for those who read such files
 
-    with open_file(path), _damage_is_refused(path, "a Parquet file"):
-        scan = polars.scan_parquet(path)
+    with open_file(path) as file, _damage_is_refused(path, f"a table ({path.suffix})"):
+        if path.suffix == ".parquet":
+            scan = polars.scan_parquet(path)
+        else:
+            scan = (polars.read_ipc(path) if file.read(6) == b"ARROW1" else polars.read_ipc_stream(path)).lazy()
         for start in range(0, scan.select(polars.len()).collect().item(), BATCH_ROWS):
-            table = scan.slice(start, BATCH_ROWS).collect()
-            yield from _numbered(table.cast({polars.selectors.decimal(): polars.Float64}), start)
-
-
-def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
-    """Read an Arrow file, or a stream, as `datasets` writes it."""
-    import polars
-
-    with open_file(path) as file, _damage_is_refused(path, "an Arrow file"):
-        is_file = file.read(6) == b"ARROW1"
-        yield from _numbered(polars.read_ipc(path) if is_file else polars.read_ipc_stream(path))
+            table = scan.slice(start, BATCH_ROWS).collect().cast({polars.selectors.decimal(): polars.Float64})
+            yield from ((f" row {number}", row) for number, row in enumerate(table.iter_rows(named=True), start))
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
@@ -355,7 +334,8 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     with _unpacked(path) as file, _damage_is_refused(path, "text in UTF-8 with the columns of its first line"):
         data = file.read()
         first = data.partition(b"\n")[0].decode(errors="replace")
-        table = polars.read_csv(data, separator=max(",;\t", key=first.count), infer_schema=False)
+        separator = max(",;\t", key=first.count)
+        table = polars.read_csv(data, separator=separator, infer_schema=False, null_values=["", "nan", "NaN"])
         table = table.rename({name: name.strip() for name in table.columns if name.strip()})
     for number, row in enumerate(table.iter_rows(named=True), 2):
         if any(value is not None for value in row.values()):
@@ -390,13 +370,13 @@ def _archive(path: Path) -> Iterator[tuple[str, Any]]:
 
 # {kind: its reader, which yields a place (" line 3") and a value, or the error of a value that is damaged}
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
+    ".jsonl": _json,
+    ".ndjson": _json,
     ".json": _json,
     ".csv": _csv,
     ".tsv": _csv,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
+    ".parquet": _table,
+    ".arrow": _table,
     ".pt": _torch,
     ".eval": _archive,
 }

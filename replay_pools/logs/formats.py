@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
+from replay_pools.base.tables import flat
 from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
 from replay_pools.logs.files import Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
@@ -26,7 +27,7 @@ class Format:
     has: str  # columns of its first row, with spaces between
     recognises: Callable[[Row], bool] = lambda row: True  # what else its first row is
     mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
-    unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
+    unfold: Callable[[Fields], Iterable[Fields | SkipRow]] = lambda fields: (fields,)
     leave_out: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
     settle: Callable[[Scan], dict[str, str]] = lambda scan: {}  # {target: column} by the columns of the whole log
     is_ours: bool = False  # a step is the number of a group, and rewards are our grader's
@@ -38,15 +39,12 @@ def recognise(rows: Rows, name: str | None) -> Format:
     Raises:
         InputError: no format has the name.
     """
-    first = next((row for row in rows if row.error is None), None)
     if name is not None:
         known = {row.name: row for row in FORMATS}
         if name not in known:
-            fix = "leave it out to recognise one"
-            raise unknown_name(f"--format {name}", name, known, expected="a format", fix=fix)
+            raise unknown_name(f"--format {name}", name, known, expected="a format", fix="leave it out")
         return known[name]
-    if first is None:
-        return FORMATS[-1]
+    first = next((row for row in rows if row.error is None), Row("", "", {}))
     return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
 
 
@@ -55,19 +53,17 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
 
     def read() -> Iterator[Row]:
         for row in kind.leave_out(rows):
-            if row.error is None and rows.steps is not None and "step" not in row.fields:
-                row = row._replace(fields={**row.fields, "step": rows.steps[row.file]})
-            if row.error is not None or kind.unfold is None:
+            if row.error is not None:
                 yield row
                 continue
+            step = {} if rows.steps is None else {"step": rows.steps[row.file]}
             try:
-                for item in kind.unfold(row.fields):
+                for item in kind.unfold({**step, **row.fields}):
                     if isinstance(item, SkipRow):
                         yield row._replace(error=item)
-                    else:
-                        yield row._replace(
-                            fields={**item, BLOCK: row.where.removeprefix(row.file)} if BLOCK in item else item
-                        )
+                        continue
+                    block = {BLOCK: row.where.removeprefix(row.file)} if BLOCK in item else {}
+                    yield row._replace(fields={**item, **block})
             except SkipRow as reason:
                 yield row._replace(error=reason)
             except InputError as error:
@@ -141,9 +137,7 @@ def _verl(fields: Fields) -> Iterator[Fields]:
 
 def _one_scorer(scan: Scan) -> dict[str, str]:
     """Take the only number of a scorer as the reward; the user names one of several."""
-    numbers = scan.first.get("scores") or {}
-    names = [f"{name}.{key}" for name, inner in numbers.items() if isinstance(inner, dict) for key in inner]
-    names += [name for name, inner in numbers.items() if not isinstance(inner, dict)]
+    names = [*flat(scan.first.get("scores") or {})]
     return {"reward": f"scores.{names[0]}"} if len(names) == 1 else {}
 
 
@@ -157,10 +151,8 @@ def _exploded(fields: Fields) -> Iterator[Fields]:
     answers = [name for name in ANSWERS if _is_several(opened(fields.get(name)), name)]
     rewards = [opened(fields.get(name)) for target in TARGETS["reward"] for name in (target, f"{target}s")]
     # Beside one reward, a list holds something else than answers.
-    has_one = any(isinstance(each, int | float) for each in rewards) and not any(
-        isinstance(each, list | dict) for each in rewards
-    )
-    if has_one or not answers:
+    kinds = {*map(type, rewards)}
+    if not answers or (kinds & {int, float, bool} and not kinds & {list, dict}):
         yield fields
         return
     num = len(opened(fields[answers[0]]))
@@ -170,8 +162,7 @@ def _exploded(fields: Fields) -> Iterator[Fields]:
         is_prompt = name in PROMPT_NAMES and not (name.endswith("_ids") and _is_several(value, name))
         is_list = isinstance(value, list) and not is_prompt
         if is_list and len(value) != num and (name in ANSWERS or singular(name) != name):
-            listed = f"{answers[0]} {num}, {name} {len(value)}"
-            raise InputError("lists", expected="lists of one length", found=listed)
+            raise InputError(name, expected=f"one value for each of {num} {answers[0]}", found=f"{len(value)} values")
         (lists if is_list and len(value) == num else others)[name] = value
     shares_prompt = not PROMPT_NAMES & {singular(name) for name in lists}
     for values in zip(*lists.values(), strict=True):

@@ -27,12 +27,7 @@ Key = Callable[[Logged], Hashable]
 def group_rollouts(
     rollouts: Sequence[Logged], mapping: dict[str, str], guessed: Set[str]
 ) -> tuple[dict[str, str], list[Group], list[str]]:
-    """Return (mapping with the size of blocks, groups, notes).
-
-    Args:
-        rollouts: in the order of the log.
-        mapping: {target: column}.
-        guessed: targets with a guessed column.
+    """Return (mapping with the size of blocks, groups, notes) of rollouts in the order of the log.
 
     Raises:
         InputError: blocks of rows that are no groups.
@@ -75,7 +70,7 @@ def _by_prompt(row: Logged) -> Hashable:
 def _key(rows: Sequence[Logged], mapping: Mapping[str, str], guessed: Set[str], notes: list[str]) -> Key:
     """Return what rollouts of one group share; a choice between several becomes a note."""
     target = "group" if "group" in mapping else "problem"
-    value, in_step, in_file = attrgetter(target), attrgetter("step", target), attrgetter("file", "step", target)
+    value, in_step = attrgetter(target), attrgetter("step", target)
     if any(value(row) is None for row in rows):
         return _by_prompt
     if target not in guessed and target == "group":
@@ -85,20 +80,18 @@ def _key(rows: Sequence[Logged], mapping: Mapping[str, str], guessed: Set[str], 
     # A number of the rows with one prompt starts again in each pass over the prompts.
     blocks = [[*map(value, block)] for _, block in groupby(rows, key=attrgetter("file", "step", "prompt_key"))]
     is_row_number = min(map(len, blocks)) > 1 and all(len({*block}) == len(block) for block in blocks)
-    for key, words in () if is_row_number else ((in_step, of_step), (in_file, f"{of_step} of one file")):
-        groups = _by_key(rows, key)
-        if len(groups) == len(rows) > num_prompts:
-            continue  # alone in its group, no rollout has an advantage
-        if target not in guessed:
-            return key
-        if len(groups) < len(rows) and not any(map(_has_several_prompts, groups)):
-            notes.append(f"groups are rows with one `{name}`{words} (--map group=COLUMN)")
-            return key
+    groups = _by_key(rows, in_step)
+    are_single = len(groups) == len(rows) > num_prompts  # alone in its group, no rollout has an advantage
+    if target not in guessed and not is_row_number and not are_single:
+        return in_step
+    if len(groups) < len(rows) and not is_row_number and not any(map(_has_several_prompts, groups)):
+        notes.append(f"groups are rows with one `{name}`{of_step} (--map group=COLUMN)")
+        return in_step
     if num_prompts < len(rows):
         why = f"`{name}` is another one in every row, or has several prompts for one value"
         notes.append(f"{CAUTION}groups are rows with equal prompts: {why} (--map group=COLUMN)")
     elif target == "group":  # all prompts differ: a group may hold several, which is said of it; a problem may not
-        return in_file if len(_by_key(rows, in_file)) < len(rows) else in_step
+        return in_step
     return _by_prompt
 
 
@@ -123,13 +116,7 @@ def check_comparable(
 ) -> None:
     """Ask about rollouts of one group that may not be comparable: of two models, steps, runs, files or epochs.
 
-    Args:
-        groups: by prompts or problems, of all rollouts.
-        rollouts: in the order of the log.
-        marks: columns of `Logged.marks`.
-        mapping: {target: column}.
-        base: the prompt's name in `--map group`.
-        source: of the log.
+    `marks` are the columns of `Logged.marks`, `base` is the prompt's name in `--map group`.
 
     Raises:
         InputError: the first question, with the options that answer.
@@ -232,15 +219,11 @@ def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
     elif flat:
         notes.append(LabelNote(f"{flat} of {len(groups)} groups have no reward variance, so no gradient"))
     for name, meaning in (("hacked", "hacks"), ("gt_pass", "is right")):
-        unknown = [getattr(row, name) for row in rows].count(None)
-        if unknown == len(rows):
-            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known (--map {name}=COLUMN)"))
-        elif unknown:
-            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known of {unknown} of {len(rows)}"))
+        if unknown := [getattr(row, name) for row in rows].count(None):
+            of_some = f" of {unknown} of {len(rows)}" if unknown < len(rows) else f" (--map {name}=COLUMN)"
+            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known{of_some}"))
     hacked = {row.hacked for row in rows}
     if len(hacked) == 1 and None not in hacked:
-        said = (
-            f"every rollout {'hacks' if True in hacked else 'is clean'}: there is no contrast between hacks and clean"
-        )
-        notes.append(LabelNote(f"{CAUTION}{said} answers"))
+        said = f"every rollout {'hacks' if True in hacked else 'is clean'}: hacks and clean answers have no contrast"
+        notes.append(LabelNote(CAUTION + said))
     return notes

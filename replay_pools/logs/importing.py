@@ -19,39 +19,19 @@ from replay_pools.base.files import locked
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import rewarded
-from replay_pools.logs.columns import (
-    APART,
-    EVERY,
-    NO_COLUMN,
-    PROMPT,
-    PROMPTS,
-    TARGETS,
-    Scan,
-    choose_columns,
-    parse_column,
-    parts_of,
-)
+from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, choose_columns
 from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
 from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
-from replay_pools.logs.rollouts import EVALUATIONS, STATUS, Logged, Reader, as_rollouts, reward_fault
+from replay_pools.logs.rollouts import Logged, Reader, as_rollouts, reader_of, reward_fault
 from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, MANIFEST_NAME, LabelNote, Pool, PoolWriter, open_pool
-from replay_pools.rollout import (
-    LOGGED_GRADER,
-    REWARD_COMPILES,
-    REWARD_PASSED,
-    REWARD_RANGE,
-    UNKNOWN,
-    Grade,
-    Rollout,
-    Template,
-    group_faults,
-)
+from replay_pools.rollout import LOGGED_GRADER, REWARD_COMPILES, REWARD_PASSED, UNKNOWN, Grade, Rollout, group_faults
 
 if TYPE_CHECKING:
     from replay_pools.logs.tokens import Tokeniser
+    from replay_pools.rollout import Template
 
-OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
+OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_COMPILES + REWARD_PASSED}
 LEFT_OUT = f"{CAUTION}left out: "  # how the sentence on rows that are no rollouts starts
 SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 MODELS = ("model", "model_name", "checkpoint", "ckpt")  # columns that name the weights
@@ -111,7 +91,7 @@ def check_log(
     for row in rows:
         scan.add(row.file, row.fields if row.error is None else None)
     chosen, guessed = choose_columns(scan, known_columns(kind, scan), given)
-    reader, unused = _reader(chosen, guessed, given, scan, faults)
+    reader, unused = reader_of(chosen, guessed, given, scan, faults)
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
     if skip_bad and left_out and EVERY.fullmatch(chosen.get("group", "")):
         fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
@@ -120,8 +100,7 @@ def check_log(
         faults.note(fault, "reward missing")
     if faults and format_name is None and kind.name != GENERAL:
         fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
-        expected = f"the format {kind.name}, as the columns say"
-        faults.add(source, "format", expected=expected, found="these faults", fix=fix)
+        faults.add(source, "format", expected=f"the format {kind.name}, by its columns", found="these faults", fix=fix)
     faults.check(source)
     if all(one.failure for one in rollouts):
         raise InputError(source, expected=f"rollouts of format {kind.name}", found="; ".join(said) or "none")
@@ -154,41 +133,8 @@ def check_log(
     )
 
 
-def _reader(
-    mapping: Mapping[str, str], guessed: Set[str], given: Mapping[str, str], scan: Scan, faults: Faults
-) -> tuple[Reader, list[str]]:
-    """Return the reader of a log's rows, and the columns that it does not use."""
-    columns = {}
-    for target, text in mapping.items():
-        try:
-            if target != "group" or not EVERY.fullmatch(text):
-                columns[target] = parse_column(target, text, scan)
-        except InputError as error:
-            if scan.num_rows:  # else the file has a fault that says more
-                faults.note(error, ("column", target))
-    used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
-    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
-    failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
-    values = {name: values for name, values in scan.values.items() if name not in used | declined}
-    evaluations = {
-        name: says
-        for name, says in EVALUATIONS.items()
-        if {True, False} == {says(each) for each in values.get(name, ())}
-    }
-    # Those of few values may tell sources of rollouts apart, and so may the environment.
-    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
-    few = {
-        name
-        for name in free
-        if name and (name.rpartition(".")[2] in APART or len(scan.values.get(name, ())) <= Scan.MOST_VALUES)
-    }
-    marks = [name for name, each in scan.values.items() if name in few and 2 <= len(each) <= most]
-    unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
-    return Reader(columns, guessed, marks, failures, evaluations), unused
-
-
 def import_log(
-    log: CheckedLog, *, name: str, out: Path, model: str, template: Template = "chat", limit: int | None = None
+    log: CheckedLog, *, name: str, out: Path, model: str, template: "Template" = "chat", limit: int | None = None
 ) -> Pool:
     """Make the pool `out`/pools/`name` of a checked log; nothing is written unless all is sound.
 
@@ -211,22 +157,18 @@ def import_log(
         shutil.rmtree(partial, ignore_errors=True)
         try:
             pool = _write(log, partial, model, template, limit)
-            if (directory / MANIFEST_NAME).exists():
-                stored, found, fix = open_pool(directory), "another one", "delete this pool to start anew"
-                if stored.manifest == pool.manifest:
-                    return stored
-            elif directory.exists() and any(directory.iterdir()):
-                found, fix = "other files", "empty the folder"
-            else:
+            if not directory.exists() or not any(directory.iterdir()):
                 partial.rename(directory)  # an empty folder gives way
                 return open_pool(directory)
-            fix, expected = f"choose another --name, or {fix}", "the pool of this log and --map"
-            raise InputError(directory, expected=expected, found=found, fix=fix)
+            if (directory / MANIFEST_NAME).exists() and open_pool(directory).manifest == pool.manifest:
+                return open_pool(directory)
+            fix = "choose another --name, or delete it to start anew"
+            raise InputError(directory, expected="the pool of this log and --map", found="other files", fix=fix)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
+def _write(log: CheckedLog, directory: Path, model: str, template: "Template", limit: int | None) -> Pool:
     from replay_pools.logs.tokens import Tokeniser  # torch comes with both: only where the log is sound
     from replay_pools.policy.load import load_served_policy
 
@@ -236,7 +178,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
         limit=limit,
         # All begin with their prompts, and not by chance: some by a long one, or by its ids.
         cuts_echo=all(one.echo is not None for one in rows)
-        and any((one.echo or 0) >= SHORTEST_ECHO or one.answer_key is None for one in rows),
+        and any((one.echo or 0) >= SHORTEST_ECHO or not one.has_text for one in rows),
         thinks=sum(one.thinks for one in rows) * 2 > len(rows),
     )
     writer, source = PoolWriter(directory, header=dict.fromkeys(HEADER_FIELDS), is_lasting=False), log.rows.source
@@ -303,7 +245,6 @@ def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | 
         f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout": any(
             message["role"] == "assistant" for message in prompt.messages
         ),
-        f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}": row.hint is None,
         LabelNote(f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"): True,
     }
     is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text

@@ -91,8 +91,7 @@ class Tokeniser:
         prompt, notes = self.last["made"]
         self.counts.update(notes)
         if row.plen is not None and row.plen != len(prompt.ids):
-            fix = "use the model that sampled it, or --map rendered=COLUMN where the text was all of the prompt; "
-            fix += "--map plen=none leaves the number out"
+            fix = "use the model that sampled it; --map rendered=COLUMN takes the text whole, plen=none leaves this out"
             raise row.refused("prompt", f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer", fix)
         return prompt
 
@@ -138,11 +137,11 @@ class Tokeniser:
         """Refuse a text in the chat markup of another model: none of its markers is a token."""
         markers, template = {*MARKERS.findall(text)}, str(self.chat.tokenizer.chat_template)
         if markers and not any(marker in template or len(self._encode(marker)) == 1 for marker in markers):
-            found, fix = (
-                f"{', '.join(sorted(markers))}: no tokens",
-                "use the model that sampled it, or log the messages",
+            expected, fix = (
+                f"the chat markup of {self.chat.base_model}",
+                "use the model that sampled it",
             )
-            raise row.refused(target, f"the chat markup of {self.chat.base_model}", found, fix)
+            raise row.refused(target, expected, f"{', '.join(sorted(markers))}: no tokens", fix)
 
     def _without_left_padding(self, row: Logged, ids: list[int]) -> list[int]:
         if row.plen is None:
@@ -210,11 +209,10 @@ class Tokeniser:
         cut = {*stored[len(ids) :]}
         if len(cut) > 1 or (row.comp_len or 0) > len(stored):
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
-            found, fix = f"{len(stored)}; {len(ids)} of them are kept", "--map comp_len=none leaves the number out"
-            raise row.refused("comp_len", expected, found, fix)
+            raise row.refused("comp_len", expected, f"{len(stored)}; {len(ids)} are kept", "--map comp_len=none")
         if row.logprobs and len(row.logprobs) not in (len(ids), len(stored)):
-            found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
-            raise row.refused("logprobs", "one an id", found, fix)
+            found = f"{len(row.logprobs)} for {len(ids)} ids"
+            raise row.refused("logprobs", "one an id", found, "--map logprobs=none leaves them out")
         # It stopped if it was padded, or if its last id ends a turn.
         finish = row.finish or ("stop" if cut or {*ids[-1:]} & ends else "length")
         self._count(
@@ -240,8 +238,9 @@ class Tokeniser:
             finish = "length" if len(ids) >= cut_from else "stop"
             rule = f"texts of {cut_from} tokens and more are taken to have been cut off, others to have stopped"
             rule = "every text is taken to have stopped" if self.limit is None else rule
-            fix = "--map finish=COLUMN, or --completion-limit TOKENS"
-            self._count((True, f"finish_reason is not logged: {rule} ({fix})"))
+            self._count(
+                (True, f"finish_reason is not logged: {rule} (--map finish=COLUMN, or --completion-limit TOKENS)")
+            )
         if finish == "stop" and not has_ended:
             ids = [*ids, self.chat.answer_end[1]]
             self._count((True, f"the end of the turn (id {ids[-1]}) was put behind texts that stopped"))
@@ -265,10 +264,8 @@ def cut_padding(
     only if the tokenizer pads or ends turns with it.
 
     Args:
-        ids: as stored.
         comp_len: recorded length; None: not recorded.
-        pads: ids that pad, with those that end turns.
-        turn_ends: ids of the model that end turns.
+        pads: ids that pad, with those that end turns (`turn_ends`).
         was_cut_off: the log says that sampling ended at the length, so no end of turn was sampled.
     """
     end = len(ids) if comp_len is None else min(comp_len, len(ids))

@@ -17,14 +17,13 @@ Turns = list[dict[str, Any]]  # messages with whatever keys they have
 WHOLES = ("total", "score", "reward", "overall", "value")  # keys of a number that the others are parts of
 TEXT = "a text"
 MESSAGES = f"a list of role and content, each {TEXT}"
-FINISHES: dict[str, FinishReason | None] = {
+FINISHES: dict[str, FinishReason] = {
     **dict.fromkeys(("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished", "completed"), "stop"),
     **dict.fromkeys(("end_of_turn", "stop_token", "tool_calls", "tool_call", "tool_use", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated"), "length"),
     **dict.fromkeys(("max_output_tokens", "max_completion_tokens", "context_length"), "length"),
-    # Failures of the sampler: see `SkipRow`.
-    **dict.fromkeys(("abort", "aborted", "error", "failed", "cancelled", "content_filter"), None),
 }
+FAILURES = ("abort", "aborted", "error", "failed", "cancelled", "content_filter")  # of the sampler
 NOT_LOGGED = ("", "unknown", "none", "null")  # finish reasons that say nothing
 MAX_LOGPROB = 1e-3  # of rounding
 TURN = ("role", "content")
@@ -95,7 +94,7 @@ def _number(value: Any) -> float:
 def _advantage(value: Any) -> float:
     """Return a number, or the one number of all tokens."""
     values = opened(value)
-    return _number(values[0] if isinstance(values, list) and values and values == values[:1] * len(values) else value)
+    return _number(values[0] if isinstance(values, list) and len({*map(str, values)}) == 1 else value)
 
 
 def _whole(value: Any) -> int:
@@ -114,11 +113,11 @@ def _finish(value: Any) -> FinishReason | None:
         return "length" if was_cut_off else "stop"
     if word in NOT_LOGGED or value == UNKNOWN_LABEL:
         return None
+    if word in FAILURES:
+        raise SkipRow(f"sampling ended by {value}")
     if word not in FINISHES:
         raise wrong_value("stop or length", value)
-    if (finish := FINISHES[word]) is None:
-        raise SkipRow(f"sampling ended by {value}")
-    return finish
+    return FINISHES[word]
 
 
 def _mask(value: Any) -> list[bool]:
@@ -160,8 +159,7 @@ def turns_of(value: Any) -> Turns | None:
         ):
             value = plain
         elif isinstance(plain, str) and MESSAGES_AS_TEXT.match(value):  # as Python prints them
-            expected = "messages, as a list or as the JSON text of one"
-            raise InputError("", expected=expected, found=described(value), fix="write them with json.dumps")
+            raise wrong_value("messages, as a list or its JSON text", value, fix="write them with json.dumps")
     messages: Any = [value] if isinstance(value, dict) else value
     if not isinstance(messages, list):
         return None
@@ -213,8 +211,7 @@ def chat_of(value: Any) -> Chat | None:
     if turns is None and isinstance(value, list):
         raise wrong_value(MESSAGES, value)
     if turns and not is_plain(turns):
-        extra = ", ".join(key for turn in turns for key in turn if key not in PLAIN_KEYS)
-        raise InputError("", expected="messages of role and content", found=f"{extra} too", fix="log completion_ids")
+        raise wrong_value("messages of role and content alone", turns)
     # In the order of the file, by which the hash of a set of pairs goes.
     return None if turns is None else [{key: turn[key] for key in turn if key in TURN} for turn in turns]
 

@@ -6,7 +6,7 @@ A flat row of several turns has the ids of all of them, and a mask of the sample
 import math
 from collections.abc import Iterator, Sequence
 
-from replay_pools.logs.columns import look_up, opened
+from replay_pools.logs.columns import look_up, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow
 from replay_pools.logs.values import joined_text
 
@@ -38,18 +38,15 @@ def prime_rl(episode: Fields) -> Iterator[Fields | SkipRow]:
                     raise ValueError("a node that is its own ancestor")
             if leaf in attempts:
                 yield SkipRow("a summary of the context that no turn goes on from (compaction_attempt)")
-                continue
-            try:
+            else:
                 yield _prime_rl_branch(path, trace, episode)
-            except SkipRow as reason:
-                yield reason
 
 
-def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fields:
+def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fields | SkipRow:
     nodes = [trace["nodes"][number] for number in path]
     sampled = [place for place, node in enumerate(nodes) if node.get("sampled")]
     if not sampled:
-        raise SkipRow("no sampled turn")
+        return SkipRow("no sampled turn")
     rewards = trace.get("rewards") or {}
     # Of the call that wrote the last sampled node: by its number, else the last one.
     last = path[sampled[-1]]
@@ -73,8 +70,6 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
     names = ("token_ids", "mask", "logprobs")
     ids, mask, logprobs = ([each for node in nodes for each in node.get(name) or []] for name in names)
     if ids:
-        if len(mask) != len(ids):
-            raise ValueError("mask and token_ids of different lengths")
         # The ids say all; the content leaves out reasoning and tool calls. The mask tells prompt and completion apart.
         row |= {"prompt_ids": [], "completion_ids": ids, "mask": mask, "logprobs": logprobs or None}
         row |= {"completion": None, "tools": None}
@@ -102,7 +97,7 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
     scores = {}
     for name, score in (sample.get("scores") or {}).items():
         value = score.get("value", score) if isinstance(score, dict) else score
-        scores[name] = GRADES.get(value, value) if isinstance(value, str) else value
+        scores[name] = value if isinstance(value, dict | list) else number_of(GRADES.get(value, value))
     yield {
         **sample,
         "epoch": None,  # counts samples of one problem, not passes over the data
@@ -165,7 +160,18 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
     row["finish"] = "length" if details.get("reason") == "max_output_tokens" else None
     sampled = [item for item in items if item.get("generation_token_ids")]
     if not sampled:
-        row["completion"] = _response_turns(items)
+        turns = list[Fields]()
+        for item in items:  # a message and the calls after it are items of one turn
+            kind = item.get("type")
+            if kind == "message":
+                turns.append({"role": item["role"], "content": joined_text(item["content"])})
+            elif kind == "function_call":
+                if not turns or turns[-1]["role"] != "assistant":
+                    turns.append({"role": "assistant", "content": ""})
+                turns[-1].setdefault("tool_calls", []).append(item)
+            elif kind == "function_call_output":
+                turns.append({"role": "tool", "content": item["output"]})
+        row["completion"] = turns
         row["tools"] = fields["responses_create_params"].get("tools")
         if any(item.get("type") == "reasoning" for item in items):
             raise SkipRow("reasoning next to the text, and no token ids")
@@ -183,22 +189,6 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
         mask += [0] * len(between) + [1] * len(new)
         logprobs += item.get("generation_log_probs") or []
     yield row | {"prompt_ids": start, "completion_ids": ids, "mask": mask, "logprobs": logprobs or None, "tools": None}
-
-
-def _response_turns(items: Sequence[Fields]) -> list[Fields]:
-    """Return the turns of a response: a message and the calls after it are items of one turn."""
-    turns = list[Fields]()
-    for item in items:
-        kind = item.get("type")
-        if kind == "message":
-            turns.append({"role": item["role"], "content": joined_text(item["content"])})
-        elif kind == "function_call":
-            if not turns or turns[-1]["role"] != "assistant":
-                turns.append({"role": "assistant", "content": ""})
-            turns[-1].setdefault("tool_calls", []).append(item)
-        elif kind == "function_call_output":
-            turns.append({"role": "tool", "content": item["output"]})
-    return turns
 
 
 # NeMo-RL: `train_data_stepN.jsonl`, in which each value is a list of one.

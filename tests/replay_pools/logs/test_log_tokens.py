@@ -46,38 +46,31 @@ TRL_ROW = {"step": 1, "r": 0.5, "advantage": 0.0, "reward": None, "hacked": None
 
 SUM = "1 + 2 ="
 
-BARE_BESIDE, UNLIKE = "`prompt` has no markup", "template makes of the messages"
-
-# {what stands beside a prompt that is a text: (other columns, options, whether it is rendered, what is said)}
-PROMPT_TEXTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
-    "its ids": ({"prompt_ids": "IDS"}, {}, True, BARE_BESIDE),
-    "its length": ({"prompt_length": "LENGTH"}, {}, True, ""),
-    "messages that it renders": ({"messages": "MESSAGES", "prompt": "RENDERED"}, {}, True, ""),
-    "messages": ({"messages": "MESSAGES"}, {}, True, BARE_BESIDE),
-    "messages, and the model saw it": (
-        {"messages": "MESSAGES"},
-        {"mapping": {"rendered": "prompt", "messages": "messages"}},
-        False,
-        UNLIKE,
-    ),
-    "TRL's columns": (TRL_ROW, {}, False, ""),
-    "TRL's columns, and the user names it": (TRL_ROW, {"mapping": {"reward": "r", "prompt": "prompt"}}, True, ""),
-    "TRL's columns, of no TRL": (TRL_ROW, {"mapping": {"reward": "r"}, "format_name": "columns"}, True, ""),
+SAW_TEXT = {"mapping": {"rendered": "prompt", "messages": "messages"}}
+# {what stands beside a prompt that is a text: (other columns, options, whether it is rendered)}
+PROMPT_TEXTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "its ids": ({"prompt_ids": "IDS"}, {}, True),
+    "its length": ({"prompt_length": "LENGTH"}, {}, True),
+    "messages that it renders": ({"messages": "MESSAGES", "prompt": "RENDERED"}, {}, True),
+    "messages": ({"messages": "MESSAGES"}, {}, True),
+    "messages, and the model saw it": ({"messages": "MESSAGES"}, SAW_TEXT, False),
+    "TRL's columns": (TRL_ROW, {}, False),
+    "TRL's columns, and the user names it": (TRL_ROW, {"mapping": {"reward": "r", "prompt": "prompt"}}, True),
+    "TRL's columns, of no TRL": (TRL_ROW, {"mapping": {"reward": "r"}, "format_name": "columns"}, True),
 }
 
 
 @pytest.mark.parametrize("case", PROMPT_TEXTS)
 def test_a_prompt_that_is_a_text(imported, chat, case: str) -> None:
     """A message of the user, unless it is what the trainer gives to the model, or something else says what that saw."""
-    fields, options, is_rendered, said = PROMPT_TEXTS[case]
+    fields, options, is_rendered = PROMPT_TEXTS[case]
     messages = [{"role": "user", "content": SUM}]
     text, ids = chat.render(messages)
     known = {"IDS": ids, "LENGTH": len(ids), "MESSAGES": messages, "RENDERED": text}
     fields = {name: known.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
     pool = imported([row(i, **{"prompt": SUM, **fields}) for i in range(2)], **options)
     assert pool.steps[0][0].prompt == (text if is_rendered else SUM)
-    for note in (BARE_BESIDE, UNLIKE):
-        assert any(note in sentence for sentence in pool.normalised) == (note == said)
+    assert any("template makes of the messages" in each for each in pool.normalised) == (options is SAW_TEXT)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +161,7 @@ SAID: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no ids": (passes("pq", logprobs=lambda *_: [-0.5] * 3), "log-probabilities were left out"),
     "earlier answers": (
         [{"messages": [*(EARLIER if i < 4 else [USER]), answer(f"b{i}")], "score": i % 2} for i in range(8)],
-        "earlier answers of the assistant: only the last answer is the rollout (4 rollouts)",
+        "earlier answers of the assistant: only the last answer is the rollout (4 rows)",
     ),
 }
 
@@ -264,29 +257,6 @@ def test_padding_on_both_sides_is_cut(teacher, imported) -> None:
         for got, want in zip(pool.steps[0], group, strict=True):
             assert (got.prompt_ids, got.completion_ids) == (want.prompt_ids, want.completion_ids)
         assert any("left padding" in note for note in pool.normalised)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    bodies=st.lists(st.lists(st.integers(10, 30), min_size=1, max_size=6), min_size=2, max_size=6),
-    extra=st.integers(2, 4),
-    pad=st.sampled_from([PAD, EOS]),
-    know_length=st.booleans(),
-)
-def test_cutting_undoes_padding(bodies: list[list[int]], extra: int, pad: int, know_length: bool) -> None:
-    """cut(pad(x)) == x for stopped completions, with pad == eos too, whether comp_len (of the mask by pad id) is known.
-
-    The last body ids repeat earlier in the text, as words do; an end-of-turn id never does.
-    """
-    completions = [[*body, *body, EOS] for body in bodies]
-    width = max(map(len, completions)) + extra
-    stored = [ids + [pad] * (width - len(ids)) for ids in completions]
-    lengths = [sum(item != pad for item in ids) if know_length else None for ids in stored]
-    cut = [
-        cut_padding(ids, length, {PAD, EOS}, {EOS}, was_cut_off=False)
-        for ids, length in zip(stored, lengths, strict=True)
-    ]
-    assert cut == completions, "padding was kept, or the real end-of-turn id was cut with it"
 
 
 # {what is stored: (ids, was it cut off as the log says, what is kept)}; PAD ends turns too in the last
