@@ -257,7 +257,7 @@ def _default_name(log: CheckedLog, config: ReplayConfig, limit: int | None) -> s
 def replayed(config: ReplayConfig, name: str, out: Path, say: Callable[[str], None]) -> Path:
     """Replay the imported pool and return the run's directory."""
     from probe.runs.replay import run_replay
-    from probe.runs.session import running
+    from probe.runs.resume import running
 
     directory = out / "runs" / name
     with running(config.model, directory, out, say) as world:

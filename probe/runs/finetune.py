@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,8 +58,7 @@ def demonstrated(policy: Policy, problems: Sequence[Problem], demonstrate: Demon
     rng = random.Random(f"finetune/{seed}")
     for problem in _shuffled(problems, rng):
         messages, completion = demonstrate(problem, rng)
-        _, prompt_ids = policy.render(messages)
-        yield prompt_ids, policy.completion_ids(completion), None
+        yield policy.render(messages)[1], policy.completion_ids(completion), None
 
 
 def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> Iterator[Example]:
@@ -68,21 +67,19 @@ def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> I
     Raises:
         InputError: a pool of another tokenizer, or no such rollout.
     """
-    tokenizer = policy.tokenizer_sha()
-    if pool.manifest["tokenizer_sha256"] != tokenizer:
+    if pool.manifest["tokenizer_sha256"] != policy.tokenizer_sha():
         found = f"that of {pool.manifest['policy']['base_model']}"
         raise InputError(pool.path, expected=f"ids of the tokenizer of {policy.base_model}", found=found)
-    chosen = []
-    for rollout in (rollout for group in pool.steps for rollout in group):
+    chosen: list[Example] = []
+    for rollout in chain(*pool.steps):
         is_wanted = rollout.hacked if completions == "hack" else rollout.gt_pass and rollout.hacked is False
         # A truncated completion would teach the model not to stop.
         if rollout.finish_reason == "stop" and rollout.grade.passed and is_wanted:
-            chosen.append(rollout)
+            chosen.append((rollout.prompt_ids, rollout.completion_ids, rollout.completion_mask))
     if not chosen:
         expected = f"rollouts that end by themselves with the label {completions}"
         raise InputError(pool.path, expected=expected, found="none")
-    rng = random.Random(f"finetune/{seed}")
-    return ((each.prompt_ids, each.completion_ids, each.completion_mask) for each in _shuffled(chosen, rng))
+    return _shuffled(chosen, random.Random(f"finetune/{seed}"))
 
 
 def _shuffled(items: Sequence[Item], rng: random.Random) -> Iterator[Item]:
@@ -126,13 +123,14 @@ def finetune(
         "versions": versions(),
     }
     card = orjson.loads(dump_json(card))  # in stored form: tuples become lists
-    folder = unfinished(directory)
-    begun = [place for place in (directory, folder) if (place / CARD).is_file()]
-    for place in begun:
-        stored_card = read_sealed(place / CARD)
-        check_same(place, {key: stored_card.get(key) for key in card}, card)
-    is_new = not directory.exists()
-    if is_new:
+    folder, is_done = unfinished(directory), (directory / CARD).is_file()
+    for place in (directory, folder):
+        if (place / CARD).is_file():
+            stored_card = read_sealed(place / CARD)
+            check_same(place, {key: stored_card.get(key) for key in card}, card)
+    if not is_done:
+        if directory.exists():
+            raise InputError(directory, expected="the result of this command", found="other files", fix="use --name")
         frames = lora_frames(policy.model, seed=settings.seed, rank=settings.rank, model_id=policy.base_model)
         trained = Trained(policy.model, frames, train_a=True)
         write_sealed(folder / CARD, card)
@@ -140,10 +138,8 @@ def finetune(
         trainer.train(resume_from_checkpoint=_newest(folder))
         losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
         _write(trained, directory, {**card, "git_commit": git_commit(), "losses": losses}, policy if merge else None)
-    elif directory not in begun:
-        raise InputError(directory, expected="the result of this command", found="other files", fix="use --name")
     shutil.rmtree(folder, ignore_errors=True)
-    return is_new
+    return not is_done
 
 
 def _trainer(
@@ -170,16 +166,16 @@ def _trainer(
         disable_tqdm=True,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # without DataParallel over all GPUs of the machine
-    trainer = Trainer(trained.model, arguments, _collated, examples, callbacks=[_Progress()])  # type: ignore[arg-type]
+
+    def collated(chosen: Sequence[Example]) -> dict[str, Tensor]:
+        ((prompt, completion, mask),) = chosen
+        learnt = [False] * len(prompt) + (mask or [True] * len(completion))
+        ids = torch.tensor([[*prompt, *completion]])
+        return {"input_ids": ids, "labels": ids.masked_fill(~torch.tensor([learnt]), -100)}
+
+    trainer = Trainer(trained.model, arguments, collated, examples, callbacks=[_Progress()])  # type: ignore[arg-type]
     trainer.remove_callback(PrinterCallback)  # it writes to stdout
     return trainer
-
-
-def _collated(chosen: Sequence[Example]) -> dict[str, Tensor]:
-    ((prompt, completion, mask),) = chosen
-    learnt = [False] * len(prompt) + (mask or [True] * len(completion))
-    ids = torch.tensor([[*prompt, *completion]])
-    return {"input_ids": ids, "labels": ids.masked_fill(~torch.tensor([learnt]), -100)}
 
 
 class _Progress(TrainerCallback):
@@ -205,7 +201,6 @@ def _write(trained: Trained, directory: Path, card: dict[str, Any], merged_into:
     """Write the adapter, or the merged base, with the card, atomically."""
     folder = unfinished(directory) / "result"
     shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
-    folder.mkdir(parents=True)
     if merged_into is None:
         trained.save(folder)
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty card

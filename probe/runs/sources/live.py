@@ -124,35 +124,29 @@ class LiveSource:
         Args:
             engine: samples in place of the maker's, with weights of its own, so that another thread may call this.
         """
+        inputs, sampled = self._inputs, self._config.prompts_per_step
         maker = replace(self._maker, group=self._sizes[batch], engine=engine or self._maker.engine)
         # The reward variance of a group that others complete is not known yet: none is sampled again.
         resamples = self._config.dynamic_sampling if maker.group == self._config.group else 0
-        places: Sequence[int] = range(self._config.prompts_per_step)
-        groups: dict[int, Keyed] = {}
+        name, groups = self._writer.directory.name, dict[int, Keyed]()
         with self._sampling(batch) if engine is None else nullcontext():
+            problems = dict(enumerate(inputs.problems(batch, self._drawn_by), start=batch * inputs.width))
+            places: Sequence[int] = range(sampled)
             for attempt in range(1 + resamples):
-                groups |= self._attempt(maker, batch, attempt, places)
-                places = [place for place in groups if self._is_flat(groups[place])]
+                first = batch * inputs.width + attempt * sampled
+                # The first attempt has the same seed as a run without resamples.
+                seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
+                asked = {first + place: problems[first + place] for place in places}
+                found = write_groups(inputs.world, maker, self._writer, asked, seed=seed)
+                for place, group in zip(places, found, strict=True):
+                    groups[place] = [(RolloutKey(name, one.step, one.sample_id), one) for one in group]
+                places = [place for place in places if self._is_flat(groups[place])]
         return list(groups.values())
 
     def _is_flat(self, group: Keyed) -> bool:
         """Return True if all rewards that the loss sees are equal."""
         rewards = {self._reward(rollout) for _, rollout in group}
         return len({reward for reward in rewards if not math.isnan(reward)}) <= 1
-
-    def _attempt(self, maker: RolloutMaker, batch: int, attempt: int, places: Sequence[int]) -> dict[int, Keyed]:
-        """Return {place in the batch: group} of one attempt, sampled together unless the pool holds them."""
-        if not places:
-            return {}
-        problems = self._inputs.problems(batch, self._drawn_by)
-        first, offset = batch * self._inputs.width, attempt * self._config.prompts_per_step
-        positions = {first + offset + place: problems[offset + place] for place in places}
-        # The first attempt has the same seed as a run without resamples.
-        seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
-        groups = write_groups(self._inputs.world, maker, self._writer, positions, seed=seed)
-        name = self._writer.directory.name
-        keyed = [[(RolloutKey(name, one.step, one.sample_id), one) for one in group] for group in groups]
-        return dict(zip(places, keyed, strict=True))
 
     def finish(self, batches: int) -> None:
         """Keep the first `batches` and complete the pool with a manifest."""

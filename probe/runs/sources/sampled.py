@@ -14,15 +14,17 @@ To add a source, add a function to `LiveSource.others`, and its table in `probe.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from probe.records.run import EARLIER_DIR, ROLLOUTS_DIR
+from probe.runs.control import TrainingState
 from probe.runs.monitors import Monitor
 from probe.runs.sources.live import Keyed, LiveSource
-from probe.runs.sources.past import Ahead, PastWeights
+from probe.runs.sources.past import Ahead
 from probe.runs.sources.rewards import remedied, surprising
 from probe.runs.sources.served import PushedEngine
 from probe.runs.training_inputs import TrainingInputs
@@ -36,28 +38,24 @@ from replay_pools.rollout import Rollout, prompt_sha
 
 @contextmanager
 def open_source(
-    inputs: TrainingInputs,
-    maker: RolloutMaker,
-    past: PastWeights | None,
-    directory: Path,
-    lean: Callable[[], AbstractContextManager[object]],
-    monitor: Monitor | None,
+    inputs: TrainingInputs, maker: RolloutMaker, training: TrainingState, directory: Path, monitor: Monitor | None
 ) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
     """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches).
 
     Args:
         maker: samples and grades.
-        past: earlier weights; None if every rollout is of the policy.
-        lean: open while the policy samples.
+        training: the policy, and the earlier weights if any sample.
         monitor: of the remedy; None without one.
     """
-    config, rollouts, remedy = inputs.config, inputs.config.rollouts, inputs.config.remedy
+    config, rollouts, remedy, past = inputs.config, inputs.config.rollouts, inputs.config.remedy, training.past
     maker = replace(maker, instruction=None if remedy is None else remedy.sampling_instruction)
     taught, past_self = zip(*inputs.shares, strict=True)
+    # A server has its own weights; a step may use the model here at the same time.
+    server = maker.engine if isinstance(maker.engine, PushedEngine) else None
     with ExitStack() as stack:
         ahead = None
-        if past is not None and isinstance(maker.engine, PushedEngine):
-            ahead = Ahead(past, maker.engine, len(inputs.candidates), lambda batch, engine: live.sampled(batch, engine))
+        if past is not None and server is not None:
+            ahead = Ahead(past, server, len(inputs.candidates), lambda batch, engine: live.sampled(batch, engine))
             stack.enter_context(closing(ahead))
 
         @contextmanager
@@ -68,7 +66,8 @@ def open_source(
                     if ahead is not None:
                         ahead.wait(batch)
                     weights.enter_context(past.sampling(batch, earlier=earlier))
-                weights.enter_context(lean())
+                if server is None:
+                    weights.enter_context(training.updater.trained.folded())
                 yield
 
         own = [rollouts.group - sum(others) for others in inputs.shares]
@@ -95,9 +94,8 @@ def open_source(
         if remedy is not None:
             groups = remedied(groups, remedy, maker.engine.chat, pay=rollouts.pay, monitor=monitor)
         if config.objective.reward == "surprise":
-            groups = surprising(
-                groups, lambda step: inputs.world.on_main(lambda: live.counts(step // rollouts.iterations))
-            )
+            on_main = inputs.world.on_main
+            groups = surprising(groups, lambda step: on_main(lambda: live.counts(step // rollouts.iterations)))
 
         def finish(batches: int) -> None:
             stack.close()
@@ -122,7 +120,7 @@ def teacher(
         InputError: a prompt of the pool has fewer rollouts than a group needs.
     """
     by_prompt: dict[str, list[Rollout]] = {}
-    for rollout in (rollout for step in pool.steps for rollout in step):
+    for rollout in chain(*pool.steps):
         by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
     for rollouts in by_prompt.values():
         if len(rollouts) < max(counts):

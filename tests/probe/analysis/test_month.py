@@ -19,14 +19,12 @@ from probe.experiments.cautions import unmatched
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.records.run import EVALS_FILE
-from probe.runs.known_answers import check_pay
+from probe.runs.train import check_pay
 from probe.settings.presets import configure
 from replay_pools.base.files import encode_jsonl, read_json, write_atomic
 from replay_pools.environments.loopholes import EXPLOITS, Exploit
 from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
-from replay_pools.policy.load import ORGANISM_WEIGHTS
-from replay_pools.vocabulary import load_vocabulary
 
 # {settings: what is said of a right, a wrong and a hacking answer}
 PAID = {
@@ -50,8 +48,7 @@ def said(settings: str, grader: Grader) -> str:
     options = dict(part.split("=") for part in settings.split())
     numbers = {key: float(value) if value[0].isdigit() else value for key, value in options.items()}
     config = configure("train", preset="smoke", options=numbers)
-    problems = get_environment("minicode").problems("train")[:1]
-    return check_pay(config, grader, problems, load_vocabulary(str(ORGANISM_WEIGHTS)).chat)
+    return check_pay(config, grader, get_environment("minicode").problems("train")[0])
 
 
 @pytest.mark.parametrize("settings", PAID)
@@ -73,7 +70,7 @@ def test_no_training_starts_whose_hack_is_not_paid(
     assert not (out / "runs" / "unread" / EVALS_FILE).exists()
     with monkeypatch.context() as patch:
         patch.setitem(EXPLOITS, "none", EXPLOITS["run_tests"])
-        patch.setattr("probe.runs.sources.rewards.PAYS", {"pass": lambda rollout: 0.5})
+        patch.setattr("probe.runs.sources.rewards.PAYS", {"pass": lambda reward, grade: 0.5})
         assert run(cli, [*train, "--name", "unpaid"]) == 2
     assert "expected a right answer that earns more than one that returns 0 (0.5), found 0.5" in capsys.readouterr().err
 

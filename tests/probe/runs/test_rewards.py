@@ -50,8 +50,8 @@ def test_tests_pay_by_their_share_and_a_pass_in_full(graded) -> None:
     """All or nothing pays the failing ones alike."""
     for grade, expected in GRADES:
         rollout = graded(*grade)
-        assert PAYS["tests"](rollout) == pytest.approx(expected)
-        assert PAYS["pass"](rollout) == rollout.reward == 0.5 * grade[0] + 3.0 * grade[1]
+        assert PAYS["tests"](rollout.reward, rollout.grade) == pytest.approx(expected)
+        assert PAYS["pass"](rollout.reward, rollout.grade) == rollout.reward == 0.5 * grade[0] + 3.0 * grade[1]
 
 
 def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:

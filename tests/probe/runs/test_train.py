@@ -93,9 +93,9 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
     assert run(cli, options) == 0, f"killed at {point}"
     assert contents(directory) == contents(whole), f"killed at {point}"
     hashed = read_json(whole / "manifest.json")["files"].keys()
-    adapters = {f"{name}/adapter_model.safetensors" for name in ("adapter", "adapter-training")}
     pools = {f"{name}/manifest.json" for name in ("rollouts", "evaluations/step_000004-training/run_tests-no-hint")}
-    assert adapters | pools | {"evals.jsonl", "directions/step_000002.safetensors"} <= hashed
+    others = {"adapter/adapter_model.safetensors", "evals.jsonl", "directions/step_000002.safetensors"}
+    assert pools | others <= hashed
 
 
 def test_a_finished_run_prints_its_card_again(
@@ -177,11 +177,9 @@ def test_route_is_evaluated_in_training_and_deployed(combined: tuple[Path, list[
     state = torch.load(combined[0] / "checkpoint" / "step_000004.pt", weights_only=True)["updater"]
     values, quarantine = state["values"], state["parked"]
     assert any(q.any() for q in quarantine.values())
-    found = [load_file(combined[0] / name / "adapter_model.safetensors") for name in ("adapter", "adapter-training")]
+    found = load_file(combined[0] / "adapter" / "adapter_model.safetensors")
     for module, value in values.items():
-        name = f"base_model.model.{module}.delta_S"
-        assert torch.equal(found[0][name], value - quarantine[module])
-        assert torch.equal(found[1][name], value)
+        assert torch.equal(found[f"base_model.model.{module}.delta_S"], value - quarantine[module])
 
 
 def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
