@@ -3,13 +3,13 @@
 An evaluation of a training writes a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with or
 without its hint), and then its line in `evals.jsonl`; N counts optimizer steps. A policy with quarantined weights is
 evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, N and the setting, so arms of
-one seed start equal.
+one seed start equal. A line has, beside the rates:
 
-With a monitor (`probe.runs.monitors`), a line also has its AUROC, recall and false-positive rate on the rewarded
-rollouts: `monitor.now` at the policy's weights, `monitor.start` at those of the start.
-
-`cca` is the mean canonical correlation of the output directions in which the weights have moved with those of the
-first evaluation after a step.
+    monitor    AUROC, recall and false-positive rate of the remedy's monitor on the rewarded rollouts, `now` at the
+               policy's weights and at those of the `start`
+    cca        mean canonical correlation of the output directions in which the weights have moved with those of the
+               first evaluation after a step
+    frozen     the frozen probe batch
 
 The frozen probe batch consists of held-out pairs, scored under the policy against the base:
 
@@ -23,7 +23,7 @@ The reference is fixed: base policy, pairs and directions from the start, even i
 `probe.runs.heldout` samples and counts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -71,13 +71,8 @@ Frozen = Callable[[], dict[str, Any]]
 def frozen_batch(policy: Policy, trained: Trained, pairs: Sequence[Pair], vectors: Mapping[str, Tensor]) -> Frozen:
     """Return a function that measures the policy, as it is then, on held-out pairs.
 
-    Call this before the policy's first step. `*_moved` values are None if it has not moved.
-
-    Args:
-        policy: renders the pairs.
-        trained: the policy.
-        pairs: at least one pair held out from the extraction.
-        vectors: {module: (k, r)}, the first directions.
+    Call this before the policy's first step, with one held-out pair or more and the first directions {module: (k, r)}.
+    `*_moved` values are None if the policy has not moved.
     """
     batch, n, start = pair_batch(policy, pairs), len(pairs), trained.values()
     mask = batch.completion_mask
@@ -119,13 +114,11 @@ def evaluator(
     """Return a function that evaluates after 0, `every`, 2 `every`, ... and the last optimizer step, each once.
 
     It takes the number of steps made and whether they are all, and returns the mean log-probability per token of the
-    frozen clean completions, None if not measured. An evaluation that a killed run has stored is not repeated.
+    frozen clean completions, None if not measured. An evaluation that a killed run has stored is not repeated. All
+    ranks take part, and rank 0's results count.
 
     Args:
-        inputs: settings of the evaluations; all ranks take part, and rank 0's results count.
-        directory: the run.
         maker: samples from the policy in training, and grades.
-        updater: the policy's updater.
         frozen: of `frozen_batch`; None without held-out pairs.
         monitor: of the remedy, compared with the labels of every evaluation; None without one.
     """
@@ -159,22 +152,13 @@ def evaluator(
             rows.append(row)
             if world.is_main:
                 write_atomic(directory / EVALS_FILE, encode_jsonl(rows))
-            inputs.say(f"after {done} steps{f' ({weights})' if is_apart else ''}: {', '.join(_shares(row))}")
+            hack, solve = (row["rates"][ALL][name]["rate"] for name in ("hack", "solve"))  # there is a held-out problem
+            inputs.say(f"after {done} steps{f' ({weights})' if is_apart else ''}: hack {hack:.0%}, solve {solve:.0%}")
             for sentence in start_cautions([rows], config.rollouts.mode) if not done and weights == "deployed" else ():
                 inputs.say(f"caution: {sentence}")
         return row["frozen"]["logprob_clean"] if row and row["frozen"] else None
 
     return after
-
-
-def _shares(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the rates of an evaluation, and its monitor's, in words."""
-    for name in ("hack", "solve"):
-        rate = row["rates"][ALL][name]["rate"]
-        yield f"{name} -" if rate is None else f"{name} {rate:.0%}"
-    for weights, judged in row.get("monitor", {}).items():
-        if judged["auroc"] is not None:
-            yield f"monitor's AUROC {judged['auroc']:.2f} {weights}"
 
 
 def _cca(directory: Path, trained: Trained, done: int) -> float | None:
@@ -216,18 +200,12 @@ def evaluate_policy(
     """Run `policy eval`: sample, grade, count, and write pools and `evaluation.json`; a second call resumes.
 
     Args:
-        config: settings of the verb `eval`.
-        directory: the evaluation.
-        out_dir: its cache has the SVDs for delta_S adapters.
         trained: settings of the training that made the policy, from `deployed_policy`; None: no training.
-        step: optimizer steps that the policy has made; 0 = an untrained model.
+        step: optimizer steps that the policy has made.
 
     Raises:
         InputError: anything wrong with the model, adapter or problems; problems that the training could draw, which
             are more than it held out of overlapping splits; `directory` holds another evaluation.
-
-    Returns:
-        As `evaluate`.
     """
     sampling, model, group = config.rollouts, config.model, config.evaluation.rollouts_per_problem
 
@@ -247,8 +225,8 @@ def evaluate_policy(
     with Grader(code_rule=sampling.grading_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under {describe_tier(grader.isolation)}")
         canary(grader, problems)
-        engine, sampler, mode = LocalEngine(policy), sampling.sampler, sampling.mode
-        maker = RolloutMaker(engine=engine, sampler=sampler, grader=grader, mode=mode, hint=True, group=group)
+        prompts = {"mode": sampling.mode, "hint": True, "group": group}
+        maker = RolloutMaker(engine=LocalEngine(policy), sampler=sampling.sampler, grader=grader, **prompts)
         say(f"{', '.join(eval_settings(config))}: {len(problems) * group} rollouts each")
         rollouts = held_out_rollouts(maker, problems, config, directory, 0)
     row = evaluate(rollouts, step=step)

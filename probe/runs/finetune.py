@@ -3,14 +3,12 @@
 The loss of a step is - sum log p(token) / N over the N completion tokens of its `batch` examples; prompts are not
 learnt. A step accumulates the gradients of one example after the other.
 
-The directory of a run appears when it is done. Until then the hidden folder `.NAME.unfinished` next to it holds the
-run's card and the Trainer's checkpoints. A killed run resumes from the newest one and writes the same bytes.
+The directory of a run appears when it is done. The same command gives the same bytes, also after a killed run.
 """
 
 import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -20,7 +18,6 @@ import orjson
 import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from extraction.adapters.frames import lora_frames
@@ -36,7 +33,6 @@ from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
 
 CARD = "finetune.json"
-CHECKPOINT_EVERY = 10  # steps
 Item = TypeVar("Item")
 # Ids of a prompt, ids of the completion, which ends with an end of turn, and the mask of those to learn; None = all.
 Example = tuple[list[int], list[int], list[bool] | None]
@@ -96,11 +92,11 @@ def finetune(
     *,
     merge: bool = False,
 ) -> bool:
-    """Train a LoRA on `policy`, in place, from the last checkpoint if there is one, and write `directory`.
+    """Train a LoRA on `policy`, in place, and write `directory`.
 
     Args:
         policy: the base.
-        examples: the examples of the whole run, from its first step.
+        examples: the examples of the whole run.
         settings: settings of the training.
         directory: a PEFT directory; its card has the loss of each step before the update, nats a token.
         source: origin of the examples, for the card.
@@ -123,23 +119,32 @@ def finetune(
         "versions": versions(),
     }
     card = orjson.loads(dump_json(card))  # in stored form: tuples become lists
-    folder, is_done = unfinished(directory), (directory / CARD).is_file()
-    for place in (directory, folder):
-        if (place / CARD).is_file():
-            stored_card = read_sealed(place / CARD)
-            check_same(place, {key: stored_card.get(key) for key in card}, card)
-    if not is_done:
-        if directory.exists():
-            raise InputError(directory, expected="the result of this command", found="other files", fix="use --name")
-        frames = lora_frames(policy.model, seed=settings.seed, rank=settings.rank, model_id=policy.base_model)
-        trained = Trained(policy.model, frames, train_a=True)
-        write_sealed(folder / CARD, card)
-        trainer = _trainer(policy, trained, [*islice(examples, settings.steps * settings.batch)], settings, folder)
-        trainer.train(resume_from_checkpoint=_newest(folder))
-        losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-        _write(trained, directory, {**card, "git_commit": git_commit(), "losses": losses}, policy if merge else None)
-    shutil.rmtree(folder, ignore_errors=True)
-    return not is_done
+    if (directory / CARD).is_file():
+        stored_card = read_sealed(directory / CARD)
+        check_same(directory, {key: stored_card.get(key) for key in card}, card)
+        return False
+    if directory.exists():
+        raise InputError(directory, expected="the result of this command", found="other files", fix="use --name")
+    frames = lora_frames(policy.model, seed=settings.seed, rank=settings.rank, model_id=policy.base_model)
+    trained, folder = Trained(policy.model, frames, train_a=True), directory.parent / f".{directory.name}.unfinished"
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
+    trainer = _trainer(policy, trained, [*islice(examples, settings.steps * settings.batch)], settings, folder)
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    if merge:
+        merged: Any = trained.model.merge_and_unload()
+        merged.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+    else:
+        trained.save(folder)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty card
+    files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+    write_sealed(folder / CARD, {**card, "git_commit": git_commit(), "losses": losses, "files": files})
+    for path in (*folder.iterdir(), folder):
+        sync(path)  # before the rename, as in `write_atomic`; other libraries do not sync
+    folder.replace(directory)
+    sync(directory.parent)
+    return True
 
 
 def _trainer(
@@ -158,8 +163,7 @@ def _trainer(
         warmup_steps=round(0.1 * settings.steps),
         optim="adamw_torch",
         logging_steps=1,
-        save_steps=CHECKPOINT_EVERY,
-        save_total_limit=2,  # a kill inside the newest one needs the other
+        save_strategy="no",
         seed=settings.seed,
         use_cpu=policy.device.type == "cpu",
         report_to="none",
@@ -181,36 +185,3 @@ def _trainer(
 class _Progress(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_others: Any) -> None:
         report("steps", state.global_step, state.max_steps)
-
-
-def _newest(folder: Path) -> str | None:
-    """Return the newest checkpoint that was written whole: the Trainer writes its state last, and not atomically."""
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]), reverse=True):
-        with suppress(OSError, orjson.JSONDecodeError):
-            orjson.loads((path / TRAINER_STATE_NAME).read_bytes())
-            return str(path)
-    return None
-
-
-def unfinished(directory: Path) -> Path:
-    """Return the folder, next to `directory`, that holds an unfinished run."""
-    return directory.parent / f".{directory.name}.unfinished"
-
-
-def _write(trained: Trained, directory: Path, card: dict[str, Any], merged_into: Policy | None) -> None:
-    """Write the adapter, or the merged base, with the card, atomically."""
-    folder = unfinished(directory) / "result"
-    shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
-    if merged_into is None:
-        trained.save(folder)
-        (folder / "README.md").unlink(missing_ok=True)  # peft's empty card
-    else:
-        merged: Any = trained.model.merge_and_unload()
-        merged.save_pretrained(folder)
-        merged_into.tokenizer.save_pretrained(folder)
-    files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}
-    write_sealed(folder / CARD, {**card, "files": files})
-    for path in (*folder.iterdir(), folder):
-        sync(path)  # before the rename, as in `write_atomic`; other libraries do not sync
-    folder.replace(directory)
-    sync(directory.parent)

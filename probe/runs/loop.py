@@ -75,19 +75,13 @@ def run_steps(
     done: Sequence[StepRecord],
     before_step: Callable[[int, bool], None],
 ) -> None:
-    """Run the remaining steps, then write the manifest.
+    """Run the steps after the `done` ones, then write the manifest.
 
-    Args:
-        inputs: how often to write the training state, and who is told of steps beyond the bound of a warning.
-        directory: the run.
-        source: the groups of every step.
-        setup: everything that the steps share.
-        done: the existing step records, from `probe.runs.resume.open_run`.
-        before_step: called with the number of finished steps, before every step and after the last (True). It is
-            called again after a resume and must not repeat its work.
+    `before_step` is called with the number of finished steps, before every step and after the last (True). It is called
+    again after a resume and must not repeat its work.
     """
     records, training = list(done), setup.training
-    first = 1 + max((record.step for record in records), default=-1)
+    first = records[-1].step + 1 if records else 0
     # Ranks split the steps unless they split the samples of each step.
     world, at_a_time = inputs.world, inputs.world.size // setup.bases.world.size
     if training is not None:
@@ -127,7 +121,7 @@ def run_steps(
             for recorded in steps:
                 inputs.timings.write_step(directory, recorded, seconds)
         report("steps", steps.stop, source.num_steps)
-    before_step(1 + max((record.step for record in records), default=-1), True)
+    before_step(records[-1].step + 1 if records else 0, True)
     if world.is_main:
         if training is not None:
             with training.updater.deployed():

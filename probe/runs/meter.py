@@ -50,7 +50,7 @@ class Meter:
     """Measures fields of `Material`; what `pairs` and directions need is measured once, at construction.
 
     Args:
-        policy: renders pairs and pads; its model is read at its present weights.
+        policy: its model is read at its present weights.
         bases: frames of the model, in one basis; without frames no gradients are taken. If its weights are trained,
             the reference weights are those at coordinates of 0.
         pairs: pairs of hacks; None: none.

@@ -74,11 +74,7 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
 def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) -> list[StepRecord] | None:
     """Return the step records of a run in `directory` with this configuration; None if it has not begun. Only reads.
 
-    Args:
-        whole: `config` is the whole `config.json`; False compares only its keys.
-
-    Raises:
-        InputError: as in `open_run`.
+    `config` is the whole `config.json`; without `whole`, only its keys are compared. Errors as in `open_run`.
     """
     path, steps = directory / CONFIG_FILE, directory / STEPS_FILE
     if not path.exists():
@@ -130,10 +126,7 @@ def drop_checkpoints(directory: Path, recorded: int) -> None:
 
 
 def load_checkpoint(directory: Path, state: TrainingState) -> int:
-    """Restore the newest checkpoint into `state`.
-
-    Returns:
-        The number of steps before the checkpoint; 0 without a checkpoint, and `state` stays unchanged.
+    """Restore the newest checkpoint into `state`, and return the steps before it; 0 without one.
 
     Raises:
         InputError: the checkpoint is damaged.

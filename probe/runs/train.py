@@ -2,7 +2,7 @@
 
     config -> policy -> Setup (directions, measures, training state)
            -> problems, engine -> `open_source`: LiveSource, with a teacher or an earlier checkpoint, and a remedy
-           -> run_steps, with an Evaluator before every step
+           -> run_steps, with an evaluator before every step
 
 `config.json` is written before any number is computed and holds everything that affects the numbers: `train` with its
 settings repeats the run.
@@ -64,10 +64,7 @@ def train(
 
     Args:
         directory: of the run; one that holds some of its steps is continued, one of another run is refused.
-        out_dir: root of what is written; pools are looked up in it.
         url: of the server that samples; None: this process does. A run may be continued with a server at another place.
-        say: gets one line of progress at a time.
-        world: all ranks.
 
     Raises:
         InputError: wrong or contradicting settings, problems, model or directions, or a directory with another run.

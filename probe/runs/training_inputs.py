@@ -94,11 +94,7 @@ class TrainingInputs(Inputs[TrainConfig]):
         return listed if self.config.rollouts.prioritise is None else [*by_id.values()]
 
     def problems(self, batch: int, counts: Callable[[int], Mapping[str, Counts]]) -> Sequence[Problem]:
-        """Return the problems of a batch.
-
-        Draws by priority depend on the seed, the batch and the counts before it alone, so that a resumed run repeats
-        them; rank 0 draws for all.
-        """
+        """Return the problems of a batch; rank 0 draws them, by the seed, the batch and the counts before it."""
         candidates, priority, seed = self.candidates[batch], self.config.rollouts.prioritise, self.config.seed
         if priority is None:
             return candidates

@@ -42,13 +42,11 @@ class LiveSource:
 
     Args:
         directory: the pool; its name is the pool's name in records.
-        inputs: settings, problems and ranks.
         maker: samples from the policy in training, and grades.
         sizes: the policy's rollouts in a group, by batch; `others` add the rest.
         seed: seeds the sampling noise, together with the batch.
         sampling: open while a batch is sampled.
         counts: replaces `counts`, by which problems are drawn: those of another pool on the same problems.
-        origin: added to the name of the policy in the pool's header.
 
     Attributes:
         others: functions of (batch, one of the policy's rollouts of each group) that return rollouts of another policy
@@ -65,7 +63,6 @@ class LiveSource:
         seed: int,
         sampling: Callable[[int], AbstractContextManager[object]] = nullcontext,
         counts: Callable[[int], Mapping[str, Counts]] | None = None,
-        origin: str = "",
     ) -> None:
         rollouts, num_batches = inputs.config.rollouts, len(inputs.candidates)
         plan = PoolPlan(
@@ -79,8 +76,6 @@ class LiveSource:
             steps_per_batch=rollouts.prompts_per_step,
         )
         header = pool_header(maker.engine, plan, maker.sampler, maker.grader, inputs.listed)
-        if origin:
-            header["policy"] = header["policy"] | {"adapter": header["policy"]["adapter"] + origin}
         self._writer = inputs.world.on_main(lambda: PoolWriter(directory, header=header))
         self._inputs, self._maker, self._config = inputs, maker, rollouts
         self._sizes, self._seed, self._sampling = sizes, seed, sampling
@@ -161,15 +156,10 @@ class LiveSource:
 def write_groups(
     world: World, maker: RolloutMaker, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int
 ) -> list[list[Rollout]]:
-    """Sample, grade and write the steps {step: problem} that a pool lacks.
+    """Sample, grade and write the steps {step: problem} that a pool lacks; return each step's group, read from disk.
 
-    Args:
-        world: every rank calls this and makes its share. With a sharded base every rank makes all, because all must
-            call the model equally often.
-        seed: seed of the sampling noise.
-
-    Returns:
-        The group of each step, in the order of `problems`, read from disk; the same on every rank.
+    Every rank calls this, makes its share and gets all groups. With a sharded base every rank makes all, because all
+    must call the model equally often.
     """
     missing = world.on_main(lambda: [step for step in problems if writer.read_step(step) is None])
     share = slice(None) if world.shards_base else world.rows(len(problems))

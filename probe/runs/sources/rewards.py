@@ -87,12 +87,7 @@ def reward_of(pay: Pay, remedy: RemedyConfig | None) -> Callable[[Rollout], floa
 
 
 def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
-    """Refuse a teacher's pool with rewards that do not compare with the training's.
-
-    Args:
-        pool: the teacher's pool.
-        pay: the training's pay.
-        reads_labels: the training's remedy needs the labels of hacks and right answers.
+    """Refuse a teacher's pool with rewards that do not compare with the training's, or labels that its remedy lacks.
 
     Raises:
         InputError: names the first such rollout.
@@ -122,12 +117,7 @@ def group_z(scores: Array, step_sd: float) -> Array:
 
 @final
 class ChangedSource:
-    """A `GroupSource` (`probe.step.groups`): changed groups of another source; rollouts keep their labels.
-
-    Args:
-        source: the other source.
-        change: maps a step's number and groups to the changed groups.
-    """
+    """A `GroupSource` (`probe.step.groups`): another source's groups, after `change` of a step's number and groups."""
 
     def __init__(self, source: GroupSource, change: Callable[[int, tuple[Group, ...]], Iterable[Group]]) -> None:
         self._source, self._change = source, change
@@ -141,16 +131,10 @@ class ChangedSource:
 def remedied(
     source: GroupSource, remedy: RemedyConfig, chat: Chat, *, pay: Pay = "pass", monitor: Monitor | None = None
 ) -> ChangedSource:
-    """Apply a remedy's rewards and update prompts to the groups of a source.
+    """Apply a remedy's rewards and update prompts, which `chat` renders, to the groups of a source.
 
-    If every rollout is left out, all rewards are 0 instead, and nothing is learnt.
-
-    Args:
-        source: groups of the policy's and a teacher's rollouts.
-        remedy: the remedy.
-        chat: renders the prompts of the update.
-        pay: the training's pay.
-        monitor: scores the rollouts of a step; None: the remedy uses none.
+    If every rollout is left out, all rewards are 0 instead, and nothing is learnt. `monitor` scores the rollouts of a
+    step; None: the remedy uses none.
     """
     reward, asks = reward_of(pay, remedy), remedy.update_instruction
 
@@ -184,21 +168,16 @@ def remedied(
 
 
 def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]]) -> ChangedSource:
-    """Subtract from each reward the expected reward of its problem:
+    """Subtract from each reward the expected reward of its problem; nan stays nan:
 
         reward - (sum of the rewards on this problem in earlier batches + 3.5) / (their number + 2)
 
-    The expected reward of a new problem is half of the largest one. As in an Elo rating, success on a rarely rewarded
-    problem counts more than on an easy one.
-
-    Estimators compare a rollout with its group (or stratum), within which the expected reward cancels. It acts only in
-    the batch's standard deviation, which `scale_rewards` "batch" divides by: as one positive factor on all advantages
-    of a batch, relative to the caps on advantages and the gradient norm, and to other batches in AdamW's moments.
-    Settings without this effect are refused (`probe.settings.loss`, `probe.settings.run`).
-
-    Args:
-        source: groups with the rewards of the loss; nan stays nan.
-        counts: returns {problem_id: counts} before the batch of a step.
+    As in an Elo rating, success on a rarely rewarded problem counts more than on an easy one. Estimators compare a
+    rollout with its group (or stratum), within which the expected reward cancels. It acts only in the batch's standard
+    deviation, which `scale_rewards` "batch" divides by: as one positive factor on all advantages of a batch, relative
+    to the caps on advantages and the gradient norm, and to other batches in AdamW's moments.
+    Settings without this effect are refused (`probe.settings.loss`, `probe.settings.run`). `counts` returns
+    {problem_id: counts} before the batch of a step.
     """
 
     def change(step: int, groups: tuple[Group, ...]) -> Iterator[Group]:

@@ -40,13 +40,7 @@ from replay_pools.rollout import Rollout, prompt_sha
 def open_source(
     inputs: TrainingInputs, maker: RolloutMaker, training: TrainingState, directory: Path, monitor: Monitor | None
 ) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
-    """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches).
-
-    Args:
-        maker: samples and grades.
-        training: the policy, and the earlier weights if any sample.
-        monitor: of the remedy; None without one.
-    """
+    """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches)."""
     config, rollouts, remedy, past = inputs.config, inputs.config.rollouts, inputs.config.remedy, training.past
     maker = replace(maker, instruction=None if remedy is None else remedy.sampling_instruction)
     taught, past_self = zip(*inputs.shares, strict=True)
@@ -83,7 +77,6 @@ def open_source(
                 seed=derive_seed(EARLIER_DIR, config.seed),
                 sampling=partial(sampling, earlier=True),
                 counts=live.counts,
-                origin=f", as it was after the newest multiple of {rollouts.earlier_checkpoint.every} steps",
             )
             pools.append(checkpoint)
             others.append(lambda batch, first: checkpoint.sampled(batch))
@@ -111,10 +104,8 @@ def teacher(
     """Make the function for `LiveSource.others` that draws from a stored pool.
 
     Args:
-        pool: its rollouts answer the rendered prompts of the live source, without an instruction, in its batches.
+        pool: its rollouts answer the prompts of the live source, rendered without the instruction of `maker`.
         counts: rollouts in a group, by batch, drawn without replacement by (seed, batch, problem).
-        maker: samples the policy's rollouts, with its instruction.
-        seed: seed of the draws.
 
     Raises:
         InputError: a prompt of the pool has fewer rollouts than a group needs.

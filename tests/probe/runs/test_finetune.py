@@ -11,12 +11,12 @@ from directories import contents
 from peft import PeftModel
 from processes import interrupted_at
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Trainer
+from transformers import AutoModelForCausalLM
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs import finetune as runs_finetune
-from probe.runs.finetune import CARD, Example, FinetuneSettings, demonstrated, finetune, stored, unfinished
+from probe.runs.finetune import CARD, Example, FinetuneSettings, demonstrated, finetune, stored
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, read_sealed, sha256, write_sealed
 from replay_pools.environments.demonstrations import demonstrator
@@ -134,32 +134,18 @@ def test_what_is_written_names_its_origin_and_is_kept(
     assert "expected its self_sha256" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param([], id="lora"), pytest.param(["--merge"], id="merged", marks=pytest.mark.slow)]
-)
-def test_a_killed_run_goes_on_to_the_same_bytes(
-    make: Callable[..., Path], small: str, tmp_path: Path, capsys, monkeypatch, options: list[str]
+def test_a_killed_run_leaves_no_result_and_is_made_again_with_the_same_bytes(
+    make: Callable[..., Path], small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed inside the second of two checkpoints, and again as the result is written; then nothing is left to train,
-    and what is written is what a run without any checkpoint writes.
-    """
-    whole = make(tmp_path / "whole", *options)
-    command = [*COMMAND, "--model", small, "--out", str(tmp_path), *options]
-    directory = tmp_path / whole.parent.name / "ft"
-    monkeypatch.setattr(runs_finetune, "CHECKPOINT_EVERY", 1)
-    for owner, name, call in ((Trainer, "_save_rng_state", 2), (runs_finetune, "file_sha256", 1)):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, interrupted_at(call, getattr(owner, name)))
-            assert run(cli, command) == 130, name
-        assert not directory.exists(), "what is not whole is there"
-        before = contents(unfinished(directory))
-        assert run(cli, [*command, "--lr", "0.5"]) == 2
-        assert "settings.lr = 0.5, found 0.001; use another --name" in capsys.readouterr().err
-        assert contents(unfinished(directory)) == before, "a refused command has written"
-    monkeypatch.setattr(Trainer, "training_step", None)
-    assert run(cli, command) == 0
-    assert contents(directory) == contents(whole)
-    assert list(directory.parent.iterdir()) == [directory]
+    """Killed as the result is written."""
+    whole = make(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs_finetune, "file_sha256", interrupted_at(1, runs_finetune.file_sha256))
+        assert run(cli, [*COMMAND, "--model", small, "--out", str(tmp_path)]) == 130
+    assert not (tmp_path / "adapters" / "ft").exists(), "what is not whole is there"
+    again = make(tmp_path)
+    assert contents(again) == contents(whole)
+    assert list(again.parent.iterdir()) == [again]
 
 
 @pytest.mark.parametrize("completions", ["hack", "honest"])
