@@ -11,6 +11,7 @@ r coordinates of a module.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from extraction.adapters.frames import Frames
 from extraction.batch import Batch, make_batch
-from extraction.directions import Directions, PairGradients, unit_scale
+from extraction.directions import unit_scale
 from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary, pair_batch
 from extraction.logprobs import split_model
@@ -76,7 +77,13 @@ class Meter:
         self._policy, self.bases, self._config, self._fields = policy, bases, config, fields
         self.missing: dict[str, str] = {}
         self._layers = self._states_at() if self._wants("states") else {}
-        self.pairs = None if pairs is None else _of_pairs(policy, pairs, self._layers)
+        self.pairs: PairMaterial | None = None
+        if pairs is not None:
+            kinds, held_out = [kind_of(pair.flavour) for pair in pairs], np.array([pair.held_out for pair in pairs])
+            self.pairs = PairMaterial(kinds=kinds, held_out=held_out)
+            if self._layers:
+                states = _stacked(scored_states(policy.model, pair_batch(policy, pairs), self._layers)[1])
+                self.pairs = replace(self.pairs, states=states.reshape(2, len(pairs), *states.shape[1:]))
         # {field, or field/kind: its numbers of each gradient of a chunk, (G, ...)}
         self._readings: dict[str, Callable[[Gradients], Tensor]] = {}
         if bases.frames and self._wants(*GRADIENT_FIELDS):
@@ -133,17 +140,25 @@ class Meter:
         library = DirectionLibrary(
             self._policy, frames, extraction, normaliser(config.objective), cache_dir=cache, seed=config.seed
         )
-        sides = unit_sides(library.pair_gradients, device)
+        pairs = library.pair_gradients
+        both = {module: torch.cat([pairs.hack[module], pairs.clean[module]]) for module in pairs.hack}
+        scale = unit_scale(both)
+        # The sides at norm 1, {module: (2m, r)}: all hacks, then all clean ones.
+        sides = {module: (gradient * scale.to(gradient.dtype)).to(device) for module, gradient in both.items()}
         if self._wants("similarities"):
-            readings["similarities"] = lambda gradients: _cosines(gradients, sides)
+            readings["similarities"] = partial(_cosines, sides)
         arrays = {name: reading(sides).cpu().numpy() for name, reading in readings.items()}
         shapes = {"fingerprints": (2, m, -1), "similarities": (2, m, 2, m)}
         self.pairs = replace(self.pairs, **{name: array.reshape(shapes[name]) for name, array in arrays.items()})
-        for kind, directions in _directions(library, sides).items() if self._wants("cosines") else ():
-            vectors = directions.to(device).vectors
-            readings[f"cosines/{kind}"] = lambda gradients, vectors=vectors: sample_cosines(
-                gradients, vectors
-            ).cos.double()
+        if not self._wants("cosines"):
+            return
+        hack, clean = (
+            {module: side[half].cpu() for module, side in sides.items()} for half in (slice(m), slice(m, None))
+        )
+        unit = library.extract(replace(pairs, hack=hack, clean=clean).differences(), pairs.metadata)
+        kinds = {"mean": library.v_hack, "unit": unit, "haar": library.get("haar"), "shuffled": library.get("permuted")}
+        for kind, directions in kinds.items():
+            readings[f"cosines/{kind}"] = partial(_along, directions.to(device).vectors)
 
     def _read(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Return the fields that come from gradients, (n, ...) each."""
@@ -190,42 +205,13 @@ def _stacked(means: Mapping[int, Tensor]) -> np.ndarray:
     return torch.stack([*means.values()], 1).float().cpu().numpy()
 
 
-def _of_pairs(policy: Policy, pairs: Sequence[Pair], layers: Mapping[int, nn.Module]) -> PairMaterial:
-    """Return the pairs' kinds and hidden states."""
-    states = None
-    if layers:
-        stacked = _stacked(scored_states(policy.model, pair_batch(policy, pairs), layers)[1])
-        states = stacked.reshape(2, len(pairs), *stacked.shape[1:])
-    held_out = np.array([pair.held_out for pair in pairs])
-    return PairMaterial(kinds=[kind_of(pair.flavour) for pair in pairs], held_out=held_out, states=states)
+def _along(vectors: Mapping[str, Tensor], gradients: Gradients) -> Tensor:
+    """Return (G,) cosines with directions {module: (k, r)}, float64."""
+    return sample_cosines(gradients, vectors).cos.double()
 
 
-def _directions(library: DirectionLibrary, sides: Gradients) -> dict[str, Directions]:
-    """Return the directions by kind: v_hack of both kinds of sides, and the nulls of the first."""
-    pairs, n = library.pair_gradients, len(library.pair_gradients.held_out)
-    unit = PairGradients(
-        hack={module: both[:n].cpu() for module, both in sides.items()},
-        clean={module: both[n:].cpu() for module, both in sides.items()},
-        held_out=pairs.held_out,
-        metadata=pairs.metadata,
-    )
-    return {
-        "mean": library.v_hack,
-        "unit": library.extract(unit.differences(), pairs.metadata),
-        "haar": library.get("haar"),
-        "shuffled": library.get("permuted"),
-    }
-
-
-def unit_sides(pairs: PairGradients, device: torch.device) -> dict[str, Tensor]:
-    """Return the 2m sides of the pairs at norm 1, {module: (2m, r)}: all hacks, then all clean ones."""
-    both = {module: torch.cat([pairs.hack[module], pairs.clean[module]]) for module in pairs.hack}
-    scale = unit_scale(both)
-    return {module: (gradient * scale.to(gradient.dtype)).to(device) for module, gradient in both.items()}
-
-
-def _cosines(gradients: Gradients, sides: Gradients) -> Tensor:
-    """Return (G, 2m) cosines over all modules, float32; NaN for a gradient of 0."""
+def _cosines(sides: Gradients, gradients: Gradients) -> Tensor:
+    """Return (G, 2m) cosines with sides over all modules, float32; NaN for a gradient of 0."""
     dots, squares = [], []
     for module, side in sides.items():
         gradient = gradients[module].to(side.dtype)
@@ -251,8 +237,8 @@ class Hash:
 
     def __call__(self, gradients: Gradients) -> Tensor:
         """Return (G, FINGERPRINT) at norm 1, float32; NaN for a gradient of 0."""
-        rows, device = len(next(iter(gradients.values()))), next(iter(self._signs.values())).device
-        total = torch.zeros(rows, FINGERPRINT, device=device)
+        first = next(iter(gradients.values()))
+        total = torch.zeros(len(first), FINGERPRINT, device=first.device)
         for module, places in self._places.items():
             total.index_add_(1, places, gradients[module].float() * self._signs[module])
         norms = total.norm(dim=1, keepdim=True)

@@ -57,8 +57,7 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
     Raises:
         InputError: the directory holds a run with another configuration, or other files.
     """
-    done = find_run(directory, config)
-    if done is not None:
+    if (done := find_run(directory, config)) is not None:
         return done
     # Files of a run that stopped before its first step may belong to other settings.
     # `config.json` stays, to mark the directory as a run if this process is killed here.

@@ -14,7 +14,7 @@ To add a source, add a function to `LiveSource.others`, and its table in `probe.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -44,24 +44,21 @@ def open_source(
     config, rollouts, remedy, past = inputs.config, inputs.config.rollouts, inputs.config.remedy, training.past
     maker = replace(maker, instruction=None if remedy is None else remedy.sampling_instruction)
     taught, past_self = zip(*inputs.shares, strict=True)
-    # A server has its own weights; a step may use the model here at the same time.
-    server = maker.engine if isinstance(maker.engine, PushedEngine) else None
+    folded, ahead = training.updater.trained.folded, None
     with ExitStack() as stack:
-        ahead = None
-        if past is not None and server is not None:
-            ahead = Ahead(past, server, len(inputs.candidates), lambda batch, engine: live.sampled(batch, engine))
-            stack.enter_context(closing(ahead))
+        if isinstance(maker.engine, PushedEngine):
+            folded = nullcontext  # a server has its own weights; a step may use the model here at the same time
+            if past is not None:
+                sample = lambda batch, engine: live.sampled(batch, engine)  # noqa: E731 (made below)
+                ahead = stack.enter_context(closing(Ahead(past, maker.engine, len(inputs.candidates), sample)))
 
         @contextmanager
         def sampling(batch: int, *, earlier: bool = False) -> Iterator[None]:
-            with ExitStack() as weights:
-                if past is not None:
-                    past.keep(batch)
-                    if ahead is not None:
-                        ahead.wait(batch)
-                    weights.enter_context(past.sampling(batch, earlier=earlier))
-                if server is None:
-                    weights.enter_context(training.updater.trained.folded())
+            if past is not None:
+                past.keep(batch)
+            if ahead is not None:
+                ahead.wait(batch)
+            with nullcontext() if past is None else past.sampling(batch, earlier=earlier), folded():
                 yield
 
         own = [rollouts.group - sum(others) for others in inputs.shares]
