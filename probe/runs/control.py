@@ -60,29 +60,20 @@ class TrainingState:
         references: reference policies of the KL penalty.
         objective: the loss, with the final `beta` and `sepa_lambda`.
         control: the schedules and controllers of those two, and the limits.
-
-    Attributes:
-        beta: coefficient of the KL penalty after the warm-up; fixed without a target.
-        ema: of the KL; None before the first step.
-        baseline: {entropy, logprob: value in the first step}.
-        streaks: {field: consecutive steps beyond its limit}.
-        stopped: why the run must stop after the last step.
-        steps: steps made.
-        logprob: of the frozen probe batch; None if not measured before this step.
-        past: earlier weights that sample rollouts; None: none do.
     """
 
     def __init__(
         self, updater: Updater, references: References, objective: LossSettings, control: ControlConfig
     ) -> None:
         self.updater, self.references, self._objective, self._control = updater, references, objective, control
-        self.beta, self.steps = objective.beta, 0
-        self.ema: float | None = None
-        self.baseline: dict[str, float] = {}
-        self.streaks: dict[str, int] = {}
-        self.stopped: str | None = None
-        self.logprob: float | None = None
-        self.past: PastWeights | None = None
+        self.steps = 0  # made
+        self.beta = objective.beta  # coefficient of the KL penalty after the warm-up; fixed without a target
+        self.ema: float | None = None  # of the KL; None before the first step
+        self.baseline: dict[str, float] = {}  # {entropy, logprob: value in the first step}
+        self.streaks: dict[str, int] = {}  # {field: consecutive steps beyond its limit}
+        self.stopped: str | None = None  # why the run must stop after the last step
+        self.logprob: float | None = None  # of the frozen probe batch; None if not measured before this step
+        self.past: PastWeights | None = None  # earlier weights that sample rollouts; None: none do
 
     def _done(self, steps: int) -> float:
         """Return the completed share of a ramp over so many steps; 0 in its first step."""

@@ -184,9 +184,8 @@ def _run_step(config: StepConfig, directory: Path, step: int, source: GroupSourc
         for arm in result.arms:
             if setup.pieces is not None and arm.token_shares is not None:
                 write_tokens(directory, step, token_records(groups, rollouts, arm, setup.pieces))
-        write_samples(
-            directory, step, [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
-        )
+        samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
+        write_samples(directory, step, samples)
     solve = solve_share(compress(rollouts, by_policy)), solve_share(compress(rollouts, by_teacher))
     shared = control, config.reward_range, solve, staleness, entropy
     return [step_record(groups, result, arm, conditions[arm.measure.condition], *shared) for arm in result.arms]

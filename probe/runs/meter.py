@@ -58,10 +58,6 @@ class Meter:
         config: extraction, loss normaliser and seed matter.
         cache: folder of pair gradients.
         fields: fields to measure; None: all that can be.
-
-    Attributes:
-        pairs: the material of the pairs; None without pairs.
-        missing: {field: why it is not measured}.
     """
 
     def __init__(
@@ -75,7 +71,7 @@ class Meter:
         fields: Collection[str] | None = None,
     ) -> None:
         self._policy, self.bases, self._config, self._fields = policy, bases, config, fields
-        self.missing: dict[str, str] = {}
+        self.missing: dict[str, str] = {}  # {field: why it is not measured}
         self._layers = self._states_at() if self._wants("states") else {}
         self.pairs: PairMaterial | None = None
         if pairs is not None:

@@ -47,10 +47,6 @@ class LiveSource:
         seed: seeds the sampling noise, together with the batch.
         sampling: open while a batch is sampled.
         counts: replaces `counts`, by which problems are drawn: those of another pool on the same problems.
-
-    Attributes:
-        others: functions of (batch, one of the policy's rollouts of each group) that return rollouts of another policy
-            for each group.
     """
 
     def __init__(
@@ -84,6 +80,7 @@ class LiveSource:
         self._counts: dict[int, Mapping[str, Counts]] = {0: {}}  # by batch; a thread that samples ahead fills it, too
         self._drawn_by = counts or self.counts
         self.num_steps = num_batches * rollouts.iterations
+        # Functions of (batch, one of the policy's rollouts of each group): rollouts of another policy for each group
         self.others: Sequence[Callable[[int, Sequence[Rollout]], Sequence[Keyed]]] = ()
 
     def groups(self, step: int) -> tuple[Group, ...]:

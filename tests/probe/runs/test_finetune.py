@@ -60,27 +60,6 @@ def test_the_loss_of_a_step_is_the_mean_over_its_completion_tokens(policy: Polic
     assert read_json(tmp_path / "ft" / CARD)["losses"] == pytest.approx([float(torch.cat(nll).mean())], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_the_loss_falls_until_the_greedy_completions_are_the_demonstrations(policy: Policy, tmp_path: Path) -> None:
-    """Where every token is the likeliest after the right ones, greedy sampling writes the demonstration."""
-    examples = hacks(policy, 2)
-    before = [greedy_share(policy.model, example) for example in examples]
-    settings = FinetuneSettings(steps=25, batch=2, lr=5e-3, rank=8)
-    assert finetune(policy, itertools.cycle(examples), settings, tmp_path / "ft", {})
-    losses = read_json(tmp_path / "ft" / CARD)["losses"]
-    trained = load_policy("organism", adapter=str(tmp_path / "ft")).model
-    assert min(before) < 1
-    assert losses[-1] < 0.1 * losses[0]
-    assert [greedy_share(trained, example) for example in examples] == [1.0] * 2
-
-
-def greedy_share(model: object, example: Example) -> float:
-    """Share of a completion's tokens that are the likeliest ones where they stand."""
-    with torch.no_grad():
-        likeliest = logits(model, example).argmax(dim=1)
-    return float((likeliest == torch.tensor(example[1])).double().mean())
-
-
 COMMAND = ["policy", "finetune", "--completions", "hack", "--steps", "2", "--batch", "2", "--rank", "4", "--name", "ft"]
 
 

@@ -14,43 +14,24 @@ from probe.settings.training import ModelConfig
 from replay_pools.policy.load import Policy, load_policy
 
 
-@pytest.fixture(scope="module")
-def policy() -> Policy:
-    return load_policy("organism")
-
-
-@pytest.fixture(scope="module")
-def coordinates(policy: Policy, out: Path) -> Trained:
-    return configured(policy, "svd", ModelConfig(), out / "cache")
-
-
-@pytest.fixture(scope="module")
-def pairs() -> list[Pair]:
-    return [pair for pair in builtin_pairs("run_tests") if pair.held_out][:2]
-
-
-@pytest.fixture(scope="module")
-def vectors(coordinates: Trained) -> dict[str, torch.Tensor]:
-    return dict(random_directions(coordinates).vectors)
-
-
 def logprobs(policy: Policy, coordinates: Trained, pair: Pair, text: str) -> torch.Tensor:
     """(T,) float64, of one completion by an ordinary forward."""
     with torch.no_grad():
         return token_logprobs(coordinates.model, policy.render(pair.messages)[1], policy.completion_ids(text))
 
 
-def test_the_policy_at_the_start_has_not_moved(policy, coordinates, pairs, vectors) -> None:
-    found = frozen_batch(policy, coordinates, pairs, vectors)()
-    assert (found["num_pairs"], found["margin"], found["kl_from_base"]) == (2, 0, 0)
-    assert found["cos_moved"] is found["hackward_frac_moved"] is None, "a zero move has no direction"
-
-
-def test_margin_kl_and_direction_by_hand(policy, coordinates, pairs, vectors) -> None:
+def test_margin_kl_and_direction_by_hand(out: Path) -> None:
     """margin: mean over pairs of what the hack gained minus what the clean completion gained, in nats of the whole
     completion; kl: mean k3 per token of all four; cosines: of start - now with the first directions.
     """
+    policy = load_policy("organism")
+    coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
+    pairs = [pair for pair in builtin_pairs("run_tests") if pair.held_out][:2]
+    vectors = random_directions(coordinates).vectors
     measured = frozen_batch(policy, coordinates, pairs, vectors)
+    found = measured()
+    assert (found["num_pairs"], found["margin"], found["kl_from_base"]) == (2, 0, 0)
+    assert found["cos_moved"] is found["hackward_frac_moved"] is None, "a zero move has no direction"
     base = [[logprobs(policy, coordinates, pair, text) for text in (pair.hack, pair.clean)] for pair in pairs]
     generator = torch.Generator().manual_seed(1)
     moves = {m: 0.05 * torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()}

@@ -119,15 +119,6 @@ def test_a_finished_run_prints_its_card_again(
     assert "a name other than rollouts" in capsys.readouterr().err
 
 
-def test_held_out_problems_are_the_same_and_never_trained_on(combined: tuple[Path, list[str]]) -> None:
-    def problems(pool: str) -> set[str]:
-        return {rollout.problem_id for group in open_pool(combined[0] / pool).steps for rollout in group}
-
-    held_out = [problems(f"evaluations/step_00000{done}/run_tests") for done in (0, 4)]
-    assert held_out[0] == held_out[1]
-    assert not problems("rollouts") & held_out[0]
-
-
 def test_two_steps_on_a_batch_and_a_teacher_in_the_first(combined: tuple[Path, list[str]]) -> None:
     """Steps 0, 1 and 2, 3 train on the same rollouts; three of the policy's and one of the teacher's, then four."""
     samples = read_run(combined[0]).samples
