@@ -48,7 +48,7 @@ def finetune(
     --model.
 
     Completions are written for an environment's problems (canonical solutions, or exploits of a loophole mode), or
-    taken from a pool. Repeat the command to continue a killed run, which has a checkpoint every ten steps. Examples:
+    taken from a pool. The same command gives the same weights, and keeps those that are there. Examples:
 
       probe policy finetune --completions honest --hint-rate 0.5 --merge --name warm
 

@@ -52,7 +52,7 @@ def replay(name: str | None, track: tuple[str, ...], dry_run: bool, out: Path, *
     config = configured("replay", settings, out)
     check_names(config.source.replay_dirs, config.intervention.extraction.pairs, out)
     from probe.runs.replay import name_of, run_replay
-    from probe.runs.session import running
+    from probe.runs.resume import running
 
     directory = out / "runs" / (name or name_of(config))
     if dry_run:

@@ -37,7 +37,7 @@ def train(name: str, url: str | None, track: tuple[str, ...], dry_run: bool, out
         from probe.runs.preview import preview_training
 
         return (yield from previewed(preview_training(config, directory, out_dir=out)))
-    from probe.runs.session import running
+    from probe.runs.resume import running
     from probe.runs.train import train as run_train
 
     with running(config.model, directory, out, say, track) as world:

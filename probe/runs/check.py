@@ -251,7 +251,7 @@ def pool_of(
 def replayed(config: ReplayConfig, name: str, out: Path, say: Callable[[str], None]) -> Path:
     """Replay the imported pool and return the run's directory."""
     from probe.runs.replay import run_replay
-    from probe.runs.session import running
+    from probe.runs.resume import running
 
     directory = out / "runs" / name
     with running(config.model, directory, out, say) as world:

@@ -11,13 +11,14 @@ a resumed run continues exactly as an uninterrupted one.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 from probe.records.records import StepRecord
 from probe.settings.loss import LossSettings
-from probe.settings.training import ControlConfig
+from probe.settings.training import ControlConfig, Limits
 from probe.step.reference import References
 from probe.step.step import StepResult
 from probe.step.update import Updater
@@ -28,8 +29,14 @@ if TYPE_CHECKING:  # a replay samples nothing
 LOGPROB_DROP = 3.0  # nats a token; a larger drop since the first step stops the run
 WARNINGS = {"kl/max": 10.0, "grad_norm": 50.0}  # {field: bound}; a step above it is reported, and the run continues
 FACTOR = 1.5  # changes beta; the KL may lie in [target / 2, FACTOR target]
-# Attributes of `TrainingState` of plain JSON types that change from step to step.
-PLAIN = ("beta", "ema", "baseline", "streaks", "stopped", "steps")
+# {field: (1 if its value may not lie above the bound, -1 if not below; the bound by the limits and the first value)}
+BOUNDS: Mapping[str, tuple[int, Callable[[Limits, float], float | None]]] = {
+    "kl/mean": (1, lambda limits, first: limits.kl_mean_max),
+    "entropy": (-1, lambda limits, first: limits.entropy_min_frac and limits.entropy_min_frac * first),
+    "logprob": (-1, lambda limits, first: first - LOGPROB_DROP),
+}
+# Attributes of `TrainingState` that change from step to step: of plain JSON types, and with a state of their own.
+PLAIN, PARTS = ("beta", "ema", "baseline", "streaks", "stopped", "steps"), ("updater", "references", "past")
 
 
 def warnings_of(steps: Sequence[StepRecord]) -> list[str]:
@@ -53,30 +60,20 @@ class TrainingState:
         references: reference policies of the KL penalty.
         objective: the loss, with the final `beta` and `sepa_lambda`.
         control: the schedules and controllers of those two, and the limits.
-
-    Attributes:
-        beta: coefficient of the KL penalty after the warm-up; fixed without a target.
-        ema: of the KL; None before the first step.
-        baseline: {entropy, logprob: value in the first step}.
-        streaks: {field: consecutive steps beyond its limit}.
-        stopped: why the run must stop after the last step.
-        steps: steps made.
-        logprob: of the frozen probe batch; None if not measured before this step.
-        past: earlier weights that sample rollouts; None: none do.
     """
 
     def __init__(
         self, updater: Updater, references: References, objective: LossSettings, control: ControlConfig
     ) -> None:
         self.updater, self.references, self._objective, self._control = updater, references, objective, control
-        self.beta = objective.beta
-        self.ema: float | None = None
-        self.baseline: dict[str, float] = {}
-        self.streaks: dict[str, int] = {}
-        self.stopped: str | None = None
-        self.steps = 0
-        self.logprob: float | None = None
-        self.past: PastWeights | None = None
+        self.steps = 0  # made
+        self.beta = objective.beta  # coefficient of the KL penalty after the warm-up; fixed without a target
+        self.ema: float | None = None  # of the KL; None before the first step
+        self.baseline: dict[str, float] = {}  # {entropy, logprob: value in the first step}
+        self.streaks: dict[str, int] = {}  # {field: consecutive steps beyond its limit}
+        self.stopped: str | None = None  # why the run must stop after the last step
+        self.logprob: float | None = None  # of the frozen probe batch; None if not measured before this step
+        self.past: PastWeights | None = None  # earlier weights that sample rollouts; None: none do
 
     def _done(self, steps: int) -> float:
         """Return the completed share of a ramp over so many steps; 0 in its first step."""
@@ -89,42 +86,29 @@ class TrainingState:
         return replace(self._objective, beta=beta, sepa_lambda=sepa_lambda)
 
     def finish_step(self, result: StepResult, entropy: float | None) -> dict[str, float]:
-        """Move the references and the controllers after the optimizer's step.
+        """Move the references, the limits' counts and beta after the optimizer's step.
+
+        The EMA starts at the first step's KL. Beta is adapted only after the warm-up, because the KL without the full
+        penalty says nothing about the penalty's size.
 
         Args:
             entropy: the policy's entropy in this step, nats a token; None if it sampled no rollout.
 
         Returns:
-            The result of `adapt`; empty without a KL.
+            Wire names without `kl/`: `beta` and `warmup_progress` of that step, `ema`, and `beta_adjusted`, which is 1
+            if beta was raised, -1 if it was lowered, else 0; empty without a KL, and if the run must stop.
         """
         self.references.update()
         (arm,) = result.arms
         kl = result.weightings[arm.measure.condition].kl
-        measured = {
-            "kl/mean": kl.get("mean"),
-            "kl/max": kl.get("max"),
-            "grad_norm": float(arm.projection.before.norm),
-            "entropy": entropy,
-            "logprob": self.logprob,
-        }
-        self.logprob = None
-        self.stopped = self.check(measured)
-        row = self.adapt(kl["mean"]) if kl and not self.stopped else {}
-        self.steps += 1
-        return row
-
-    def adapt(self, kl: float) -> dict[str, float]:
-        """Adapt beta to the finite mean KL of a step.
-
-        The EMA starts at the first step's KL. Beta is adapted only after the warm-up, because the KL without the full
-        penalty says nothing about the penalty's size.
-
-        Returns:
-            Wire names without `kl/`: `beta` and `warmup_progress` of that step, `ema`, and `beta_adjusted`, which is 1
-            if beta was raised, -1 if it was lowered, else 0.
-        """
+        measured = {"kl/mean": kl.get("mean"), "kl/max": kl.get("max")}
+        measured |= {"grad_norm": float(arm.projection.before.norm), "entropy": entropy, "logprob": self.logprob}
+        self.logprob, self.stopped = None, self.check(measured)
         control, before, warmed = self._control, self.beta, self._done(self._control.beta_warmup_steps)
-        self.ema = kl if self.ema is None else self.ema + 2 / (control.kl_horizon + 1) * (kl - self.ema)
+        self.steps += 1
+        if not kl or self.stopped:
+            return {}
+        self.ema = kl["mean"] if self.ema is None else self.ema + 2 / (control.kl_horizon + 1) * (kl["mean"] - self.ema)
         if control.target_kl is not None and warmed == 1.0:
             if self.ema > FACTOR * control.target_kl:
                 self.beta = min(control.beta_max, before * FACTOR)
@@ -141,43 +125,30 @@ class TrainingState:
                 surprisal of the policy's samples) and `logprob` (mean over fixed completions), nats per token; None =
                 not measured in this step, which keeps the count of steps beyond a limit.
         """
+        limits, reasons = self._control.limits, []
         for name, value in measured.items():
             if value is not None and not math.isfinite(value):
                 return f"{name} is {value}"
-        for name in ("entropy", "logprob"):
-            if (first := measured[name]) is not None:
-                self.baseline.setdefault(name, first)
-        limits, reasons = self._control.limits, []
-        bounds = {"kl/mean": (limits.kl_mean_max, 1)}  # {field: (bound, 1 if the value may not lie above it, else -1)}
-        if limits.entropy_min_frac is not None and "entropy" in self.baseline:
-            bounds["entropy"] = limits.entropy_min_frac * self.baseline["entropy"], -1
-        if "logprob" in self.baseline:
-            bounds["logprob"] = self.baseline["logprob"] - LOGPROB_DROP, -1
-        for name, (bound, side) in bounds.items():
-            value = measured[name]
-            if value is None or bound is None:
+        for name, (side, bound_of) in BOUNDS.items():
+            if (value := measured[name]) is None:
                 continue
-            self.streaks[name] = self.streaks.get(name, 0) + 1 if side * (value - bound) > 0 else 0
-            if self.streaks[name] >= limits.patience:
-                which = "above" if side > 0 else "below"
-                reasons.append(f"{name} {value:.4g} {which} {bound:.4g} for {self.streaks[name]} steps")
+            bound = bound_of(limits, value if side > 0 else self.baseline.setdefault(name, value))
+            if bound is not None:
+                self.streaks[name] = self.streaks.get(name, 0) + 1 if side * (value - bound) > 0 else 0
+                if self.streaks[name] >= limits.patience:
+                    which = "above" if side > 0 else "below"
+                    reasons.append(f"{name} {value:.4g} {which} {bound:.4g} for {self.streaks[name]} steps")
         return reasons[0] if reasons else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes from step to step."""
-        plain = {name: getattr(self, name) for name in PLAIN}
-        plain = {name: dict(value) if isinstance(value, dict) else value for name, value in plain.items()}
-        return plain | {name: part.state_dict() for name, part in self._parts().items()}
+        parts = {name: part.state_dict() for name in PARTS if (part := getattr(self, name)) is not None}
+        return {name: copy(getattr(self, name)) for name in PLAIN} | parts
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of `state_dict`."""
         for name in PLAIN:
-            value = state[name]
-            setattr(self, name, dict(value) if isinstance(value, dict) else value)
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
-
-    def _parts(self) -> dict[str, Any]:
-        """Return {name in a checkpoint: object with a state}."""
-        parts = {"updater": self.updater, "references": self.references, "past": self.past}
-        return {name: part for name, part in parts.items() if part is not None}
+            setattr(self, name, copy(state[name]))
+        for name in PARTS:
+            if (part := getattr(self, name)) is not None:
+                part.load_state_dict(state[name])

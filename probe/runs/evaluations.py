@@ -3,13 +3,13 @@
 An evaluation of a training writes a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with or
 without its hint), and then its line in `evals.jsonl`; N counts optimizer steps. A policy with quarantined weights is
 evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, N and the setting, so arms of
-one seed start equal.
+one seed start equal. A line has, beside the rates:
 
-With a monitor (`probe.runs.monitors`), a line also has its AUROC, recall and false-positive rate on the rewarded
-rollouts: `monitor.now` at the policy's weights, `monitor.start` at those of the start.
-
-`cca` is the mean canonical correlation of the output directions in which the weights have moved with those of the
-first evaluation after a step.
+    monitor    AUROC, recall and false-positive rate of the remedy's monitor on the rewarded rollouts, `now` at the
+               policy's weights and at those of the `start`
+    cca        mean canonical correlation of the output directions in which the weights have moved with those of the
+               first evaluation after a step
+    frozen     the frozen probe batch
 
 The frozen probe batch consists of held-out pairs, scored under the policy against the base:
 
@@ -27,7 +27,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,33 +64,30 @@ from replay_pools.sampling import LocalEngine
 
 EVALUATION_FILE, MOVED_FILE = "evaluation.json", "moved.safetensors"
 CCA_RANK = 5  # output directions of each module that are compared (TDGA, arXiv 2605.25189)
+Frozen = Callable[[], dict[str, Any]]
 
 
-@final
-class FrozenBatch:
-    """Held-out pairs and the first directions.
+def frozen_batch(policy: Policy, trained: Trained, pairs: Sequence[Pair], vectors: Mapping[str, Tensor]) -> Frozen:
+    """Return a function that measures the policy, as it is then, on held-out pairs.
 
-    Args:
-        policy: renders the pairs.
-        trained: the policy; construct this object before its first step.
-        pairs: at least one pair held out from the extraction.
-        vectors: {module: (k, r)}, the first directions.
+    Call this before the policy's first step, with one held-out pair or more and the first directions {module: (k, r)}.
+    `*_moved` values are None if the policy has not moved.
     """
+    batch, n, start = pair_batch(policy, pairs), len(pairs), trained.values()
+    mask = batch.completion_mask
 
-    def __init__(self, policy: Policy, trained: Trained, pairs: Sequence[Pair], vectors: Mapping[str, Tensor]) -> None:
-        self._batch = pair_batch(policy, pairs)
-        self._trained, self._vectors, self._num_pairs = trained, vectors, len(pairs)
-        self._start = trained.values()
-        self._base = self._score()
+    def scored() -> Tensor:
+        with trained.folded():
+            return score(trained.model, batch)
 
-    def measure(self) -> dict[str, Any]:
-        """Measure the current policy; `*_moved` values are None if it has not moved."""
-        n, mask = self._num_pairs, self._batch.completion_mask
-        logprobs = self._score()
-        kl, _ = kl_terms(logprobs, self._base, mask)
-        gained = (logprobs - self._base).sum(1).double()
-        moved = {module: self._start[module] - value for module, value in self._trained.values().items()}
-        cosines = sample_cosines(moved, self._vectors)
+    base = scored()
+
+    def measured() -> dict[str, Any]:
+        logprobs = scored()
+        kl, _ = kl_terms(logprobs, base, mask)
+        gained = (logprobs - base).sum(1).double()
+        moved = {module: start[module] - value for module, value in trained.values().items()}
+        cosines = sample_cosines(moved, vectors)
         return {
             "num_pairs": n,
             "logprob_hack": float(logprobs[:n].double().sum() / mask[:n].sum()),
@@ -101,99 +98,79 @@ class FrozenBatch:
             "hackward_frac_moved": nullable(float(torch.as_tensor(cosines.hackward_frac))),
         }
 
-    def _score(self) -> Tensor:
-        with self._trained.folded():
-            return score(self._trained.model, self._batch)
+    return measured
 
 
-@final
-class Evaluator:
-    """Evaluator after 0, `every`, 2 `every`, ... and the last optimizer step, each once, also after a resume.
+def evaluator(
+    inputs: TrainingInputs,
+    directory: Path,
+    maker: RolloutMaker,
+    updater: Updater,
+    frozen: Frozen | None,
+    monitor: Monitor | None,
+) -> Callable[[int, bool], float | None]:
+    """Return a function that evaluates after 0, `every`, 2 `every`, ... and the last optimizer step, each once.
+
+    It takes the number of steps made and whether they are all, and returns the mean log-probability per token of the
+    frozen clean completions, None if not measured. An evaluation that a killed run has stored is not repeated. All
+    ranks take part, and rank 0's results count.
 
     Args:
-        inputs: settings of the evaluations; all ranks take part, and rank 0's results count.
-        directory: the run.
         maker: samples from the policy in training, and grades.
-        updater: the policy's updater.
-        frozen: the frozen probe batch; None without held-out pairs.
+        frozen: of `frozen_batch`; None without held-out pairs.
         monitor: of the remedy, compared with the labels of every evaluation; None without one.
     """
+    config, world, is_apart = inputs.config, inputs.world, updater.is_deployed_apart
+    rows = world.on_main(lambda: read_evals(directory))
 
-    def __init__(
-        self,
-        inputs: TrainingInputs,
-        directory: Path,
-        maker: RolloutMaker,
-        updater: Updater,
-        frozen: FrozenBatch | None,
-        monitor: Monitor | None,
-    ) -> None:
-        self._inputs, self._directory, self._maker, self._updater = inputs, directory, maker, updater
-        self._frozen, self._monitor = frozen, monitor
-        self._rows = inputs.world.on_main(lambda: read_evals(directory))
+    def measured(done: int, weights: Weights) -> dict[str, Any]:
+        folder = evaluation_path(directory, done)
+        if weights == "training":
+            folder = folder.with_name(f"{folder.name}-training")
+        with updater.deployed() if weights == "deployed" else nullcontext():
+            with updater.trained.folded():
+                rollouts = held_out_rollouts(maker, inputs.held_out, config, folder, done, world)
+            extra: dict[str, Any] = {"frozen": None if frozen is None else frozen()}
+            if weights == "deployed":
+                extra["cca"] = world.on_main(partial(_cca, directory, updater.trained, done))
+            if monitor is not None:
+                extra["monitor"] = monitor.judge([one for one in rollouts if one.grade.passed is not False])
+        return evaluate(rollouts, step=done, weights=weights) | world.broadcast(extra)
 
-    def __call__(self, done: int, last: bool) -> float | None:
-        """Evaluate the policy after `done` steps, if an evaluation is due and missing.
-
-        Returns:
-            The mean log-probability per token of the frozen clean completions; None if not measured.
-        """
-        if done % self._inputs.config.evaluation.every and not last:
+    def after(done: int, is_last: bool) -> float | None:
+        if done % config.evaluation.every and not is_last:
             return None
-        kinds: tuple[Weights, ...] = ("training", "deployed") if self._updater.is_deployed_apart else ("deployed",)
         row: dict[str, Any] | None = None
+        kinds: tuple[Weights, ...] = ("training", "deployed") if is_apart else ("deployed",)
         for weights in kinds:
-            rows = [row for row in self._rows if (row["step"], row["weights"]) == (done, weights)]
-            row = rows[0] if rows else self._add(done, weights)
+            row = next((row for row in rows if (row["step"], row["weights"]) == (done, weights)), None)
+            if row is not None:
+                continue
+            row = measured(done, weights)
+            rows.append(row)
+            if world.is_main:
+                write_atomic(directory / EVALS_FILE, encode_jsonl(rows))
+            hack, solve = (row["rates"][ALL][name]["rate"] for name in ("hack", "solve"))  # there is a held-out problem
+            inputs.say(f"after {done} steps{f' ({weights})' if is_apart else ''}: hack {hack:.0%}, solve {solve:.0%}")
+            for sentence in start_cautions([rows], config.rollouts.mode) if not done and weights == "deployed" else ():
+                inputs.say(f"caution: {sentence}")
         return row["frozen"]["logprob_clean"] if row and row["frozen"] else None
 
-    def _add(self, done: int, weights: Weights) -> dict[str, Any]:
-        config, world, say = self._inputs.config, self._inputs.world, self._inputs.say
-        directory = evaluation_path(self._directory, done)
-        if weights == "training":
-            directory = directory.with_name(f"{directory.name}-training")
-        with self._updater.deployed() if weights == "deployed" else nullcontext():
-            with self._updater.trained.folded():
-                rollouts = held_out_rollouts(self._maker, self._inputs.held_out, config, directory, done, world)
-            measured: dict[str, Any] = {"frozen": None if self._frozen is None else self._frozen.measure()}
-            if weights == "deployed":
-                measured["cca"] = world.on_main(partial(self._cca, done))
-            if self._monitor is not None:
-                measured["monitor"] = self._monitor.judge([one for one in rollouts if one.grade.passed is not False])
-        row = evaluate(rollouts, step=done, weights=weights) | world.broadcast(measured)
-        self._rows.append(row)
-        if world.is_main:
-            write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
-        rates = {name: row["rates"][ALL][name]["rate"] for name in ("hack", "solve")}
-        shares = [f"{name} -" if rate is None else f"{name} {rate:.0%}" for name, rate in rates.items()]
-        which = f" ({weights})" if self._updater.is_deployed_apart else ""
-        say(f"after {done} steps{which}: {', '.join(shares + _monitored(row.get('monitor')))}")
-        if done == 0 and weights == "deployed":
-            for sentence in start_cautions([self._rows], config.rollouts.mode):
-                say(f"caution: {sentence}")
-        return row
+    return after
 
-    def _cca(self, done: int) -> float | None:
-        """Compare the output directions that have moved with those of the first evaluation after a step."""
-        if not done:
-            return None
-        path = self._directory / EVALUATIONS_DIR / MOVED_FILE
-        moved = moved_directions(self._updater.trained, CCA_RANK)
-        if path.is_file():
-            first, header = read_tensors(path, "pt", fix="delete it: the comparison begins again")
-            if header["step"] != done:
-                return mean_cca(first, moved)
-        write_tensors(path, moved, {"step": done})
+
+def _cca(directory: Path, trained: Trained, done: int) -> float | None:
+    """Compare the output directions that have moved with those of the first evaluation after a step."""
+    if not done:
         return None
-
-
-def _monitored(monitored: Mapping[str, Mapping[str, Any]] | None) -> list[str]:
-    """Return the monitor's AUROC at both weights, and its rates now, as one phrase."""
-    if monitored is None:
-        return []
-    auroc = [f"{row['auroc']:.2f} {name}" for name, row in monitored.items() if row["auroc"] is not None]
-    rates = [f"{name} {monitored['now'][name]:.0%}" for name in ("recall", "fpr") if monitored["now"][name] is not None]
-    return [f"monitor: {', '.join([f'AUROC {one}' for one in auroc] + rates)}"] if auroc or rates else []
+    path = directory / EVALUATIONS_DIR / MOVED_FILE
+    moved = moved_directions(trained, CCA_RANK)
+    if path.is_file():
+        first, header = read_tensors(path, "pt", fix="delete it: the comparison begins again")
+        if header["step"] != done:
+            return mean_cca(first, moved)
+    write_tensors(path, moved, {"step": done})
+    return None
 
 
 def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:
@@ -221,23 +198,22 @@ def evaluate_policy(
     """Run `policy eval`: sample, grade, count, and write pools and `evaluation.json`; a second call resumes.
 
     Args:
-        config: settings of the verb `eval`.
-        directory: the evaluation.
-        out_dir: its cache has the SVDs for delta_S adapters.
         trained: settings of the training that made the policy, from `deployed_policy`; None: no training.
-        step: optimizer steps that the policy has made; 0 = an untrained model.
+        step: optimizer steps that the policy has made.
 
     Raises:
         InputError: anything wrong with the model, adapter or problems; problems that the training could draw, which
             are more than it held out of overlapping splits; `directory` holds another evaluation.
-
-    Returns:
-        As `evaluate`.
     """
     sampling, model, group = config.rollouts, config.model, config.evaluation.rollouts_per_problem
-    _, problems = _split(config)
+
+    def split(config: EvalConfig) -> tuple[list[Problem], list[Problem]]:
+        environment = get_environment(config.rollouts.env)
+        return hold_out(environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems)
+
+    _, problems = split(config)
     if trained is not None:
-        to_train_on, held_out = _split(trained)
+        to_train_on, held_out = split(trained)
         seen = {problem.problem_id for problem in to_train_on} & {problem.problem_id for problem in problems}
         if seen:
             actual = f"{len(problems)}, of which {len(seen)} were among those that it trained on"
@@ -247,16 +223,10 @@ def evaluate_policy(
     with Grader(code_rule=sampling.grading_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under {describe_tier(grader.isolation)}")
         canary(grader, problems)
-        engine, sampler, mode = LocalEngine(policy), sampling.sampler, sampling.mode
-        maker = RolloutMaker(engine=engine, sampler=sampler, grader=grader, mode=mode, hint=True, group=group)
+        prompts = {"mode": sampling.mode, "hint": True, "group": group}
+        maker = RolloutMaker(engine=LocalEngine(policy), sampler=sampling.sampler, grader=grader, **prompts)
         say(f"{', '.join(eval_settings(config))}: {len(problems) * group} rollouts each")
         rollouts = held_out_rollouts(maker, problems, config, directory, 0)
     row = evaluate(rollouts, step=step)
     write_json(directory / EVALUATION_FILE, {"settings": asdict(config), "step": step, "evaluation": row})
     return row
-
-
-def _split(config: EvalConfig) -> tuple[list[Problem], list[Problem]]:
-    """Return (training problems, held-out problems) under these settings."""
-    environment = get_environment(config.rollouts.env)
-    return hold_out(environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems)

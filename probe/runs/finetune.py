@@ -3,16 +3,14 @@
 The loss of a step is - sum log p(token) / N over the N completion tokens of its `batch` examples; prompts are not
 learnt. A step accumulates the gradients of one example after the other.
 
-The directory of a run appears when it is done. Until then the hidden folder `.NAME.unfinished` next to it holds the
-run's card and the Trainer's checkpoints. A killed run resumes from the newest one and writes the same bytes.
+The directory of a run appears when it is done. The same command gives the same bytes, also after a killed run.
 """
 
 import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +19,6 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from extraction.adapters.frames import lora_frames
@@ -37,7 +34,6 @@ from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
 
 CARD = "finetune.json"
-CHECKPOINT_EVERY = 10  # steps
 Item = TypeVar("Item")
 # Ids of a prompt, ids of the completion, which ends with an end of turn, and the mask of those to learn; None = all.
 Example = tuple[list[int], list[int], list[bool] | None]
@@ -59,8 +55,7 @@ def demonstrated(policy: Policy, problems: Sequence[Problem], demonstrate: Demon
     rng = random.Random(f"finetune/{seed}")
     for problem in _shuffled(problems, rng):
         messages, completion = demonstrate(problem, rng)
-        _, prompt_ids = policy.render(messages)
-        yield prompt_ids, policy.completion_ids(completion), None
+        yield policy.render(messages)[1], policy.completion_ids(completion), None
 
 
 def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> Iterator[Example]:
@@ -69,21 +64,19 @@ def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> I
     Raises:
         InputError: a pool of another tokenizer, or no such rollout.
     """
-    tokenizer = policy.tokenizer_sha()
-    if pool.manifest["tokenizer_sha256"] != tokenizer:
+    if pool.manifest["tokenizer_sha256"] != policy.tokenizer_sha():
         found = f"that of {pool.manifest['policy']['base_model']}"
         raise InputError(pool.path, expected=f"ids of the tokenizer of {policy.base_model}", found=found)
-    chosen = []
-    for rollout in (rollout for group in pool.steps for rollout in group):
+    chosen: list[Example] = []
+    for rollout in chain(*pool.steps):
         is_wanted = rollout.hacked if completions == "hack" else rollout.gt_pass and rollout.hacked is False
         # A truncated completion would teach the model not to stop.
         if rollout.finish_reason == "stop" and rollout.grade.passed and is_wanted:
-            chosen.append(rollout)
+            chosen.append((rollout.prompt_ids, rollout.completion_ids, rollout.completion_mask))
     if not chosen:
         expected = f"rollouts that end by themselves with the label {completions}"
         raise InputError(pool.path, expected=expected, found="none")
-    rng = random.Random(f"finetune/{seed}")
-    return ((each.prompt_ids, each.completion_ids, each.completion_mask) for each in _shuffled(chosen, rng))
+    return _shuffled(chosen, random.Random(f"finetune/{seed}"))
 
 
 def _shuffled(items: Sequence[Item], rng: random.Random) -> Iterator[Item]:
@@ -100,11 +93,11 @@ def finetune(
     *,
     merge: bool = False,
 ) -> bool:
-    """Train a LoRA on `policy`, in place, from the last checkpoint if there is one, and write `directory`.
+    """Train a LoRA on `policy`, in place, and write `directory`.
 
     Args:
         policy: the base.
-        examples: the examples of the whole run, from its first step.
+        examples: the examples of the whole run.
         settings: settings of the training.
         directory: a PEFT directory; its card has the loss of each step before the update, nats a token.
         source: origin of the examples, for the card.
@@ -127,24 +120,32 @@ def finetune(
         "versions": versions(),
     }
     card = orjson.loads(dump_json(card))  # in stored form: tuples become lists
-    folder = unfinished(directory)
-    begun = [place for place in (directory, folder) if (place / CARD).is_file()]
-    for place in begun:
-        stored_card = read_sealed(place / CARD)
-        check_same(place, {key: stored_card.get(key) for key in card}, card)
-    is_new = not directory.exists()
-    if is_new:
-        frames = lora_frames(policy.model, seed=settings.seed, rank=settings.rank, model_id=policy.base_model)
-        adapted = wrapped(policy.model, frames)
-        write_sealed(folder / CARD, card)
-        trainer = _trainer(policy, adapted, [*islice(examples, settings.steps * settings.batch)], settings, folder)
-        trainer.train(resume_from_checkpoint=_newest(folder))
-        losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-        _write(adapted, directory, {**card, "git_commit": git_commit(), "losses": losses}, policy if merge else None)
-    elif directory not in begun:
+    if (directory / CARD).is_file():
+        stored_card = read_sealed(directory / CARD)
+        check_same(directory, {key: stored_card.get(key) for key in card}, card)
+        return False
+    if directory.exists():
         raise InputError(directory, expected="the result of this command", found="other files", fix="use --name")
-    shutil.rmtree(folder, ignore_errors=True)
-    return is_new
+    frames = lora_frames(policy.model, seed=settings.seed, rank=settings.rank, model_id=policy.base_model)
+    adapted, folder = wrapped(policy.model, frames), directory.parent / f".{directory.name}.unfinished"
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
+    trainer = _trainer(policy, adapted, [*islice(examples, settings.steps * settings.batch)], settings, folder)
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    if merge:
+        merged: Any = adapted.merge_and_unload()
+        merged.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+    else:
+        save_adapter(adapted, folder)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty card
+    files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+    write_sealed(folder / CARD, {**card, "git_commit": git_commit(), "losses": losses, "files": files})
+    for path in (*folder.iterdir(), folder):
+        sync(path)  # before the rename, as in `write_atomic`; other libraries do not sync
+    folder.replace(directory)
+    sync(directory.parent)
+    return True
 
 
 def _trainer(
@@ -163,60 +164,25 @@ def _trainer(
         warmup_steps=round(0.1 * settings.steps),
         optim="adamw_torch",
         logging_steps=1,
-        save_steps=CHECKPOINT_EVERY,
-        save_total_limit=2,  # a kill inside the newest one needs the other
+        save_strategy="no",
         seed=settings.seed,
         use_cpu=policy.device.type == "cpu",
         report_to="none",
         disable_tqdm=True,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # without DataParallel over all GPUs of the machine
-    trainer = Trainer(adapted, arguments, _collated, examples, callbacks=[_Progress()])  # type: ignore[arg-type]
+
+    def collated(chosen: Sequence[Example]) -> dict[str, Tensor]:
+        ((prompt, completion, mask),) = chosen
+        learnt = [False] * len(prompt) + (mask or [True] * len(completion))
+        ids = torch.tensor([[*prompt, *completion]])
+        return {"input_ids": ids, "labels": ids.masked_fill(~torch.tensor([learnt]), -100)}
+
+    trainer = Trainer(adapted, arguments, collated, examples, callbacks=[_Progress()])  # type: ignore[arg-type]
     trainer.remove_callback(PrinterCallback)  # it writes to stdout
     return trainer
-
-
-def _collated(chosen: Sequence[Example]) -> dict[str, Tensor]:
-    ((prompt, completion, mask),) = chosen
-    learnt = [False] * len(prompt) + (mask or [True] * len(completion))
-    ids = torch.tensor([[*prompt, *completion]])
-    return {"input_ids": ids, "labels": ids.masked_fill(~torch.tensor([learnt]), -100)}
 
 
 class _Progress(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_others: Any) -> None:
         report("steps", state.global_step, state.max_steps)
-
-
-def _newest(folder: Path) -> str | None:
-    """Return the newest checkpoint that was written whole: the Trainer writes its state last, and not atomically."""
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]), reverse=True):
-        with suppress(OSError, orjson.JSONDecodeError):
-            orjson.loads((path / TRAINER_STATE_NAME).read_bytes())
-            return str(path)
-    return None
-
-
-def unfinished(directory: Path) -> Path:
-    """Return the folder, next to `directory`, that holds an unfinished run."""
-    return directory.parent / f".{directory.name}.unfinished"
-
-
-def _write(adapted: PeftModel, directory: Path, card: dict[str, Any], merged_into: Policy | None) -> None:
-    """Write the adapter, or the merged base, with the card, atomically."""
-    folder = unfinished(directory) / "result"
-    shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
-    folder.mkdir(parents=True)
-    if merged_into is None:
-        save_adapter(adapted, folder)
-        (folder / "README.md").unlink(missing_ok=True)  # peft's empty card
-    else:
-        merged: Any = adapted.merge_and_unload()
-        merged.save_pretrained(folder)
-        merged_into.tokenizer.save_pretrained(folder)
-    files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}
-    write_sealed(folder / CARD, {**card, "files": files})
-    for path in (*folder.iterdir(), folder):
-        sync(path)  # before the rename, as in `write_atomic`; other libraries do not sync
-    folder.replace(directory)
-    sync(directory.parent)

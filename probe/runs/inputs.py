@@ -9,18 +9,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from extraction.library import config_sha
 from probe.records.records import StepRecord
+from probe.records.run import MANIFEST_FILE
 from probe.records.timings import Timings
 from probe.runs.assemble import configured_adapter, configured_policy
 from probe.runs.directions import directions_source
 from probe.runs.monitors import check_monitor
-from probe.runs.resume import is_complete, open_run
+from probe.runs.resume import open_run
 from probe.settings.loss import LossCondition
 from probe.settings.run import StepConfig
 from probe.settings.training import ModelConfig
@@ -101,7 +102,7 @@ class Inputs(Generic[Config]):
         }
         record = self.record() | {"model": policy.base_model, **weights, **more}
         done = self.world.on_main(lambda: open_run(directory, record))
-        if self.world.on_main(partial(is_complete, directory)):
+        if self.world.on_main((directory / MANIFEST_FILE).exists):
             self.say(f"{directory} is complete; nothing to do")
             return None
         return done

@@ -128,7 +128,7 @@ def step_record(
 
     Args:
         objective: the loss of the variant.
-        control: result of `TrainingState.adapt`, with wire names without "kl/".
+        control: result of `TrainingState.finish_step`, with wire names without "kl/".
         reward_range: largest minus smallest reward that the loss can see.
         solve: solve rates of the policy's and a teacher's rollouts.
         staleness: updates since the rollouts were sampled; None unless sampling runs ahead.

@@ -48,7 +48,6 @@ from probe.step.reference import References
 from probe.step.step import Measure, train_step
 from replay_pools.base.files import remove_leftovers, write_sealed
 from replay_pools.base.terminal import report
-from replay_pools.policy.adapters import START, copy_adapter
 
 if TYPE_CHECKING:
     from probe.runs.inputs import Inputs
@@ -77,19 +76,13 @@ def run_steps(
     done: Sequence[StepRecord],
     before_step: Callable[[int, bool], None],
 ) -> None:
-    """Run the remaining steps, then write the manifest.
+    """Run the steps after the `done` ones, then write the manifest.
 
-    Args:
-        inputs: how often to write the training state, and who is told of steps beyond the bound of a warning.
-        directory: the run.
-        source: the groups of every step.
-        setup: everything that the steps share.
-        done: the existing step records, from `probe.runs.resume.open_run`.
-        before_step: called with the number of finished steps, before every step and after the last (True). It is
-            called again after a resume and must not repeat its work.
+    `before_step` is called with the number of finished steps, before every step and after the last (True). It is called
+    again after a resume and must not repeat its work.
     """
     records, training = list(done), setup.training
-    first = 1 + max((record.step for record in records), default=-1)
+    first = records[-1].step + 1 if records else 0
     # Ranks split the steps unless they split the samples of each step.
     world, at_a_time = inputs.world, inputs.world.size // setup.bases.world.size
     if training is not None:
@@ -129,10 +122,11 @@ def run_steps(
             for recorded in steps:
                 inputs.timings.write_step(directory, recorded, seconds)
         report("steps", steps.stop, source.num_steps)
-    before_step(1 + max((record.step for record in records), default=-1), True)
+    before_step(records[-1].step + 1 if records else 0, True)
     if world.is_main:
         if training is not None:
-            _save_adapter(directory, training)
+            with training.updater.deployed():
+                save_adapter(training.updater.trained.model, directory / ADAPTER_DIR)
         _write_manifest(directory, source, setup, records)
 
 
@@ -142,13 +136,11 @@ def _run_step(config: StepConfig, directory: Path, step: int, source: GroupSourc
     If a number of a training step is not finite, the policy does not take the step: there are no records, only the
     reason to stop.
     """
-    groups = source.groups(step)
+    groups, conditions, training, world = source.groups(step), setup.conditions, setup.training, setup.bases.world
     keys = [key for group in groups for key in group.keys]
-    rollouts = [source.rollout(key) for key in keys]
-    conditions, training = setup.conditions, setup.training
+    rollouts, measures = [*map(source.rollout, keys)], setup.measures(step)
     if training is not None:
         conditions = dict.fromkeys(conditions, training.objective())
-    measures = setup.measures(step)
     # All rollouts of a replay count as the policy's.
     by_policy = [training is None or key.pool == ROLLOUTS_DIR for key in keys]
     # Rollouts of an earlier checkpoint count as neither.
@@ -157,6 +149,10 @@ def _run_step(config: StepConfig, directory: Path, step: int, source: GroupSourc
     # policy's KL and entropy.
     is_off_policy = config.remedy is not None and config.remedy.is_off_policy
     on_policy = [sampled and not is_off_policy for sampled in by_policy]
+    attributed = None
+    if config.token_attribution is None or step < config.token_attribution:
+        split = config.primary, measured_arm(config.intervention.arms) or config.intervention.arms[0]
+        attributed = next(measure for measure in measures if (measure.condition, measure.arm.name) == split)
     with setup.in_update():
         result = train_step(
             setup.bases,
@@ -169,12 +165,11 @@ def _run_step(config: StepConfig, directory: Path, step: int, source: GroupSourc
             references=References(None) if training is None else training.references,
             updater=None if training is None else training.updater,
             check_whole=step == 0,
-            attributed=_attributed(config, step, measures),
+            attributed=attributed,
         )
     if training is not None and (broken := result.arms[0].broken) is not None:
         training.stopped = f"{broken} in step {step}"
         return []
-    world = setup.bases.world
     weights = {name: weighting.weights for name, weighting in result.weightings.items()}
     for basis, recorder in setup.grams.items():
         unit = {module: world.join(rows, len(keys)) for module, rows in result.unit[basis].items()}
@@ -193,40 +188,8 @@ def _run_step(config: StepConfig, directory: Path, step: int, source: GroupSourc
         samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
         write_samples(directory, step, samples)
     solve = solve_share(compress(rollouts, by_policy)), solve_share(compress(rollouts, by_teacher))
-    return [
-        step_record(
-            groups,
-            result,
-            arm,
-            conditions[arm.measure.condition],
-            control,
-            config.reward_range,
-            solve,
-            staleness=staleness,
-            entropy=entropy,
-        )
-        for arm in result.arms
-    ]
-
-
-def _attributed(config: StepConfig, step: int, measures: Sequence[Measure]) -> Measure | None:
-    """Return the measure to split over tokens in a step: the primary loss variant in the measured arm."""
-    if config.token_attribution is not None and step >= config.token_attribution:
-        return None
-    split = config.primary, measured_arm(config.intervention.arms) or config.intervention.arms[0]
-    return next(measure for measure in measures if (measure.condition, measure.arm.name) == split)
-
-
-def _save_adapter(directory: Path, training: TrainingState) -> None:
-    """Save the deployed policy as a peft directory and, with quarantined weights, the policy in training as another."""
-    trained = training.updater.trained
-    with training.updater.deployed():
-        save_adapter(trained.model, directory / ADAPTER_DIR)
-    if training.updater.is_deployed_apart:
-        save_adapter(trained.model, directory / f"{ADAPTER_DIR}-training")
-        start = directory / ADAPTER_DIR / START
-        if start.is_dir():
-            copy_adapter(start, directory / f"{ADAPTER_DIR}-training" / START)
+    shared = control, config.reward_range, solve, staleness, entropy
+    return [step_record(groups, result, arm, conditions[arm.measure.condition], *shared) for arm in result.arms]
 
 
 def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord]) -> None:

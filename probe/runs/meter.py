@@ -5,12 +5,13 @@
 
 Gradients are reduced, a chunk of rollouts at a time, to their cosines and fingerprints. Directions and pairs are those
 of the weights at the start of the process. The cost is linear in the rollouts, and so is the memory, without the
-pairs' gradients. Shapes: n rollouts, m pairs, L layers of size d, s dimensions of a fingerprint, r coordinates of a
-module.
+pairs' gradients. Shapes: n rollouts, m pairs, G rollouts of a chunk, L layers of size d, s dimensions of a fingerprint,
+r coordinates of a module.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from extraction.adapters.frames import Frames
 from extraction.batch import Batch, make_batch
-from extraction.directions import Directions, PairGradients, unit_scale
+from extraction.directions import unit_scale
 from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary, pair_batch
 from extraction.logprobs import split_model
@@ -42,6 +43,7 @@ CHUNK = 64  # rollouts in memory at once
 CHUNK_FLOATS = 2**28  # of their gradients
 DEPTHS = 0.6, 0.75  # layers that the hidden states are read from, as shares of the depth (Wu and Tang 2026)
 FINGERPRINT = 1024  # dimensions, as GRIFT's
+Gradients = Mapping[str, Tensor]  # {module: (G, r)}
 
 
 @final
@@ -49,17 +51,13 @@ class Meter:
     """Measures fields of `Material`; what `pairs` and directions need is measured once, at construction.
 
     Args:
-        policy: renders pairs and pads; its model is read at its present weights.
+        policy: its model is read at its present weights.
         bases: frames of the model, in one basis; without frames no gradients are taken. If its weights are trained,
             the reference weights are those at coordinates of 0.
         pairs: pairs of hacks; None: none.
         config: extraction, loss normaliser and seed matter.
         cache: folder of pair gradients.
         fields: fields to measure; None: all that can be.
-
-    Attributes:
-        pairs: the material of the pairs; None without pairs.
-        missing: {field: why it is not measured}.
     """
 
     def __init__(
@@ -72,21 +70,26 @@ class Meter:
         *,
         fields: Collection[str] | None = None,
     ) -> None:
-        self._policy, self.bases, self._config, self._cache = policy, bases, config, cache
-        self._fields, self.missing = fields, dict[str, str]()
+        self._policy, self.bases, self._config, self._fields = policy, bases, config, fields
+        self.missing: dict[str, str] = {}  # {field: why it is not measured}
         self._layers = self._states_at() if self._wants("states") else {}
-        self.pairs = None if pairs is None else _of_pairs(policy, pairs, self._layers)
-        self._hash: Hash | None = None
-        self._sides: Sides | None = None
-        self._directions: dict[str, Directions] = {}
-        if bases.frames and any(map(self._wants, GRADIENT_FIELDS)):
+        self.pairs: PairMaterial | None = None
+        if pairs is not None:
+            kinds, held_out = [kind_of(pair.flavour) for pair in pairs], np.array([pair.held_out for pair in pairs])
+            self.pairs = PairMaterial(kinds=kinds, held_out=held_out)
+            if self._layers:
+                states = _stacked(scored_states(policy.model, pair_batch(policy, pairs), self._layers)[1])
+                self.pairs = replace(self.pairs, states=states.reshape(2, len(pairs), *states.shape[1:]))
+        # {field, or field/kind: its numbers of each gradient of a chunk, (G, ...)}
+        self._readings: dict[str, Callable[[Gradients], Tensor]] = {}
+        if bases.frames and self._wants(*GRADIENT_FIELDS):
             (frames,) = bases.frames.values()
-            self._prepare_gradients(frames)
+            self._prepare(frames, cache)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> Material:
         """Measure the rollouts at the present weights; labels and the names of pools are left to the caller."""
-        measured: dict[str, Any] = {}
-        if any(map(self._wants, ("logprobs", "states", "sampled"))):
+        measured: dict[str, Any] = {"rollouts": rollouts, "pairs": self.pairs, "missing": dict(self.missing)}
+        if self._wants("logprobs", "states", "sampled"):
             with self.bases.read():
                 measured["logprobs"], measured["states"] = self._forward(rollouts)
         trained = self.bases.trained
@@ -94,14 +97,12 @@ class Meter:
             measured["sampled"] = measured["logprobs"]
             with trained.at_start():
                 measured["reference"] = mean_scores(self._policy, rollouts)
-        if self.bases.frames and any(map(self._wants, GRADIENT_FIELDS)):
-            measured |= self._gradients(rollouts)
-        return Material(
-            rollouts=rollouts, seed=self._config.seed, pairs=self.pairs, missing=dict(self.missing), **measured
-        )
+        if self._readings:
+            measured |= self._read(rollouts)
+        return Material(seed=self._config.seed, **measured)
 
-    def _wants(self, name: str) -> bool:
-        return self._fields is None or name in self._fields
+    def _wants(self, *names: str) -> bool:
+        return self._fields is None or not self._fields.isdisjoint(names)
 
     def _states_at(self) -> dict[int, nn.Module]:
         """Return the decoder layers to read; empty, with a reason in `missing`, if the architecture is not known."""
@@ -118,82 +119,76 @@ class Meter:
         """Return (n,) nats per token and (n, L, d) mean hidden states; None without layers."""
         logprobs, states = [], []
         for batch in chunks(self._policy, rollouts, what="rollouts scored"):
-            found, means = scored_states(self._policy.model, batch, self._layers)
-            logprobs.append(_means(found, batch))
+            scores, means = scored_states(self._policy.model, batch, self._layers)
+            logprobs.append(_means(scores, batch))
             if self._layers:
                 states.append(_stacked(means))
         return np.concatenate(logprobs), np.concatenate(states) if self._layers else None
 
-    def _prepare_gradients(self, frames: Frames) -> None:
-        """Measure the pairs' gradients, their directions and fingerprints."""
-        config, device = self._config, self._policy.device
+    def _prepare(self, frames: Frames, cache: Path) -> None:
+        """Measure the pairs' gradients and their directions, and choose what is read of a gradient."""
+        config, device, readings = self._config, self._policy.device, self._readings
         if self._wants("fingerprints"):
-            self._hash = Hash(frames, config.seed, device)
+            readings["fingerprints"] = Hash(frames, config.seed, device)
         if self.pairs is None:
             return
         extraction, m = replace(config.intervention.extraction, sides="mean"), len(self.pairs.kinds)
         library = DirectionLibrary(
-            self._policy,
-            frames,
-            extraction,
-            normaliser(config.objective),
-            cache_dir=self._cache,
-            seed=config.seed,
+            self._policy, frames, extraction, normaliser(config.objective), cache_dir=cache, seed=config.seed
         )
-        sides = Sides(library.pair_gradients, device)
-        if self._hash is not None:
-            fingerprints = self._hash(sides.gradients).cpu().numpy()
-            self.pairs = replace(self.pairs, fingerprints=fingerprints.reshape(2, m, -1))
+        pairs = library.pair_gradients
+        both = {module: torch.cat([pairs.hack[module], pairs.clean[module]]) for module in pairs.hack}
+        scale = unit_scale(both)
+        # The sides at norm 1, {module: (2m, r)}: all hacks, then all clean ones.
+        sides = {module: (gradient * scale.to(gradient.dtype)).to(device) for module, gradient in both.items()}
         if self._wants("similarities"):
-            self._sides = sides
-            gram = sides.cosines(sides.gradients).cpu().numpy()
-            self.pairs = replace(self.pairs, similarities=gram.reshape(2, m, 2, m))
-        if self._wants("cosines"):
-            self._directions = {kind: one.to(device) for kind, one in _directions(library, sides.gradients).items()}
+            readings["similarities"] = partial(_cosines, sides)
+        arrays = {name: reading(sides).cpu().numpy() for name, reading in readings.items()}
+        shapes = {"fingerprints": (2, m, -1), "similarities": (2, m, 2, m)}
+        self.pairs = replace(self.pairs, **{name: array.reshape(shapes[name]) for name, array in arrays.items()})
+        if not self._wants("cosines"):
+            return
+        hack, clean = (
+            {module: side[half].cpu() for module, side in sides.items()} for half in (slice(m), slice(m, None))
+        )
+        unit = library.extract(replace(pairs, hack=hack, clean=clean).differences(), pairs.metadata)
+        kinds = {"mean": library.v_hack, "unit": unit, "haar": library.get("haar"), "shuffled": library.get("permuted")}
+        for kind, directions in kinds.items():
+            readings[f"cosines/{kind}"] = partial(_along, directions.to(device).vectors)
 
-    def _gradients(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    def _read(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Return the fields that come from gradients, (n, ...) each."""
-        cosines: dict[str, list[np.ndarray]] = {kind: [] for kind in self._directions}
-        similarities, fingerprints = [], []
-        with self.bases.read() as read:
-            ((basis, frames),) = read.items()
-            size = max(1, min(CHUNK, CHUNK_FLOATS // sum(frames.sizes.values())))
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in self._readings}
+        with self.bases.read() as frames:
+            ((basis, read),) = frames.items()
+            size = max(1, min(CHUNK, CHUNK_FLOATS // sum(read.sizes.values())))
             for batch in chunks(self._policy, rollouts, size, what="gradients of rollouts"):
                 gradients = per_sample_gradients(
-                    self._policy.model, {basis: frames}, batch, tokens_per_batch=self.bases.tokens_per_batch
+                    self._policy.model, frames, batch, tokens_per_batch=self.bases.tokens_per_batch
                 ).gradients[basis]
-                if self._hash is not None:
-                    fingerprints.append(self._hash(gradients).cpu().numpy())
-                for kind, along in self._directions.items():
-                    cosines[kind].append(sample_cosines(gradients, along.vectors).cos.double().cpu().numpy())
-                if self._sides is not None:
-                    similarities.append(self._sides.cosines(gradients).cpu().numpy())
-        return {
-            "fingerprints": np.concatenate(fingerprints) if fingerprints else None,
-            "cosines": {kind: np.concatenate(parts) for kind, parts in cosines.items()} or None,
-            "similarities": np.concatenate(similarities).reshape(len(rollouts), 2, -1) if similarities else None,
-        }
+                for name, reading in self._readings.items():
+                    parts[name].append(reading(gradients).cpu().numpy())
+        arrays: dict[str, Any] = {name: np.concatenate(part) for name, part in parts.items()}
+        if "similarities" in arrays:
+            arrays["similarities"] = arrays["similarities"].reshape(len(rollouts), 2, -1)
+        kinds = [name for name in arrays if name.startswith("cosines/")]
+        cosines = {name.removeprefix("cosines/"): arrays.pop(name) for name in kinds}
+        return arrays | {"cosines": cosines or None}
 
 
 def chunks(policy: Policy, rollouts: Sequence[Rollout], size: int = CHUNK, *, what: str) -> Iterator[Batch]:
     """Yield batches of consecutive rollouts; `what` is the work on them, for reports of progress."""
     for start in range(0, len(rollouts), size):
         part = rollouts[start : start + size]
-        batch = make_batch(
-            [one.prompt_ids for one in part],
-            [one.completion_ids for one in part],
-            policy.pad_id,
-            [one.completion_mask for one in part],
-        )
-        yield batch.to(policy.device)
+        ids = [one.prompt_ids for one in part], [one.completion_ids for one in part]
+        yield make_batch(*ids, policy.pad_id, [one.completion_mask for one in part]).to(policy.device)
         report(what, start + len(part), len(rollouts))
 
 
 def mean_scores(policy: Policy, rollouts: Sequence[Rollout]) -> np.ndarray:
     """Return (n,) nats per scored token under the policy's present weights."""
     batches = chunks(policy, rollouts, what="rollouts scored under the reference")
-    parts = [_means(score(policy.model, batch), batch) for batch in batches]
-    return np.concatenate(parts)
+    return np.concatenate([_means(score(policy.model, batch), batch) for batch in batches])
 
 
 def _means(logprobs: Tensor, batch: Batch) -> np.ndarray:
@@ -206,50 +201,20 @@ def _stacked(means: Mapping[int, Tensor]) -> np.ndarray:
     return torch.stack([*means.values()], 1).float().cpu().numpy()
 
 
-def _of_pairs(policy: Policy, pairs: Sequence[Pair], layers: Mapping[int, nn.Module]) -> PairMaterial:
-    """Return the pairs' kinds and hidden states."""
-    states = None
-    if layers:
-        stacked = _stacked(scored_states(policy.model, pair_batch(policy, pairs), layers)[1])
-        states = stacked.reshape(2, len(pairs), *stacked.shape[1:])
-    held_out = np.array([pair.held_out for pair in pairs])
-    return PairMaterial(kinds=[kind_of(pair.flavour) for pair in pairs], held_out=held_out, states=states)
+def _along(vectors: Mapping[str, Tensor], gradients: Gradients) -> Tensor:
+    """Return (G,) cosines with directions {module: (k, r)}, float64."""
+    return sample_cosines(gradients, vectors).cos.double()
 
 
-def _directions(library: DirectionLibrary, sides: Mapping[str, Tensor]) -> dict[str, Directions]:
-    """Return the directions by kind: v_hack of both kinds of sides, and the nulls of the first."""
-    pairs, n = library.pair_gradients, len(library.pair_gradients.held_out)
-    unit = PairGradients(
-        hack={module: both[:n].cpu() for module, both in sides.items()},
-        clean={module: both[n:].cpu() for module, both in sides.items()},
-        held_out=pairs.held_out,
-        metadata=pairs.metadata,
-    )
-    return {
-        "mean": library.v_hack,
-        "unit": library.extract(unit.differences(), pairs.metadata),
-        "haar": library.get("haar"),
-        "shuffled": library.get("permuted"),
-    }
-
-
-class Sides:
-    """The 2m sides of the pairs at norm 1, {module: (2m, r)}: all hacks, then all clean ones."""
-
-    def __init__(self, pairs: PairGradients, device: torch.device) -> None:
-        both = {module: torch.cat([pairs.hack[module], pairs.clean[module]]) for module in pairs.hack}
-        scale = unit_scale(both)
-        self.gradients = {module: (gradient * scale.to(gradient.dtype)).to(device) for module, gradient in both.items()}
-
-    def cosines(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """Return (G, 2m) cosines over all modules, float32; NaN for a gradient of 0."""
-        dots, squares = [], []
-        for module, sides in self.gradients.items():
-            gradient = gradients[module].to(sides.dtype)
-            dots.append(gradient @ sides.T)
-            squares.append(gradient.square().sum(1))
-        norms = torch.stack(squares).sum(0).sqrt()[:, None]
-        return torch.where(norms > 0, torch.stack(dots).sum(0) / norms, torch.nan)
+def _cosines(sides: Gradients, gradients: Gradients) -> Tensor:
+    """Return (G, 2m) cosines with sides over all modules, float32; NaN for a gradient of 0."""
+    dots, squares = [], []
+    for module, side in sides.items():
+        gradient = gradients[module].to(side.dtype)
+        dots.append(gradient @ side.T)
+        squares.append(gradient.square().sum(1))
+    norms = torch.stack(squares).sum(0).sqrt()[:, None]
+    return torch.where(norms > 0, torch.stack(dots).sum(0) / norms, torch.nan)
 
 
 class Hash:
@@ -266,13 +231,11 @@ class Hash:
             self._places[module] = torch.randint(FINGERPRINT, (r,), generator=generator).to(device)
             self._signs[module] = (2 * torch.randint(2, (r,), generator=generator) - 1).to(device, torch.float32)
 
-    def __call__(self, gradients: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, gradients: Gradients) -> Tensor:
         """Return (G, FINGERPRINT) at norm 1, float32; NaN for a gradient of 0."""
-        total: Tensor | None = None
+        first = next(iter(gradients.values()))
+        total = torch.zeros(len(first), FINGERPRINT, device=first.device)
         for module, places in self._places.items():
-            signed = gradients[module].float() * self._signs[module]
-            total = signed.new_zeros(len(signed), FINGERPRINT) if total is None else total
-            total.index_add_(1, places, signed)
-        assert total is not None
+            total.index_add_(1, places, gradients[module].float() * self._signs[module])
         norms = total.norm(dim=1, keepdim=True)
         return torch.where(norms > 0, total / norms, torch.nan)

@@ -14,11 +14,12 @@ import torch
 from extraction.adapters.targets import adapted_share, find_targets
 from extraction.pairs import selected_pairs
 from extraction.words import Adapted
+from probe.records.run import MANIFEST_FILE
 from probe.records.timings import GIB, mean_times, runs_alike
 from probe.runs.heldout import eval_settings
 from probe.runs.inputs import Inputs
 from probe.runs.replay_inputs import ReplayInputs
-from probe.runs.resume import find_run, is_complete
+from probe.runs.resume import find_run
 from probe.runs.training_inputs import TrainingInputs
 from probe.settings.run import ReplayConfig, TrainConfig
 from probe.settings.training import ModelConfig
@@ -71,20 +72,21 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> 
 
 def _preview(inputs: Inputs[Any], directory: Path, work: Mapping[str, int]) -> Preview:
     """Preview the run with these inputs."""
-    config, done = inputs.config, find_run(directory, inputs.record(), whole=False)
+    done = find_run(directory, inputs.record(), whole=False)
     num_done = len({row.step for row in done or ()})
-    state, hours, peak = "new" if done is None else f"continues after {num_done} steps", None, None
-    timed = [directory] if num_done else runs_alike(config, inputs.out_dir)
+    timed = [directory] if num_done else runs_alike(inputs.config, inputs.out_dir)
+    times, hours, peak = mean_times(timed), None, None
+    state = "new" if done is None else f"continues after {num_done} steps"
     measured = "no run here has such steps; first run the same command with --steps 2 and another --name"
-    if done is not None and is_complete(directory):
+    if done is not None and (directory / MANIFEST_FILE).exists():
         state, hours, measured = "complete, nothing to do", 0.0, "nothing is left"
-    elif (times := mean_times(timed)) is not None:
+    elif times is not None:
         hours = (times["start"] + (work["steps"] - num_done) * times["step"]) / 3600
         peak = times["peak"] and times["peak"] / GIB
         where = ", ".join(path.name for path in timed)
         measured = f"measured in {where}: {times['step']:.3g} s a step, {times['start']:.3g} s before the first"
     adapted = adapted_weights(inputs.model)
-    if not config.intervention.v_hack:
-        selected_pairs(config.intervention.extraction)  # refuses faulty pairs
+    if not inputs.config.intervention.v_hack:
+        selected_pairs(inputs.config.intervention.extraction)  # refuses faulty pairs
     document = {"path": str(directory), "state": state, "work": work, "hours": hours, "peak_gib": peak}
     return document | {"measured": measured, "model": inputs.model.name, "adapted": adapted}

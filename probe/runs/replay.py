@@ -20,7 +20,7 @@ from probe.runs.lookahead import look_ahead
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
 from probe.runs.replay_inputs import ReplayInputs
-from probe.runs.session import running
+from probe.runs.resume import running
 from probe.runs.sources.rewards import ChangedSource, remedied
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, with_direction_file

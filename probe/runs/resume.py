@@ -1,5 +1,6 @@
-"""Begin, resume or refuse a run directory (by config.json), and write the checkpoints of a training.
+"""A run's directory: begin, resume or refuse it (by config.json), and the checkpoints of a training.
 
+    running                                     the processes, the lock and the trackers of a run
     open_run, find_run                          begin or continue a run; refuse a directory of another run
     check_same                                  refuse another configuration
     save_, load_checkpoint, drop_checkpoints    the state after N steps, written atomically
@@ -12,22 +13,42 @@ import hashlib
 import io
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from probe.records.records import StepRecord
-from probe.records.run import CHECKPOINT_DIR, CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, read_records
+from probe.records.run import CHECKPOINT_DIR, CONFIG_FILE, STEPS_FILE, read_records
+from probe.records.tracking import tracked
 from probe.runs.control import TrainingState
+from probe.settings.training import ModelConfig
+from probe.step.distributed import World, joined
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import read_json, write_atomic, write_json
+from replay_pools.base.files import locked, read_json, write_atomic, write_json
 from replay_pools.base.tables import first_difference
 
-# The temporary file of a run that was killed in its first write.
-LEFTOVERS = f".{CONFIG_FILE}.*.tmp"
 DIGEST_BYTES = 32  # length of the sha256 at the end of a checkpoint
+
+
+@contextmanager
+def running(
+    model: ModelConfig, directory: Path, out: Path, say: Callable[[str], None], track: Sequence[str] = ()
+) -> Iterator[World]:
+    """Join the processes of a run; rank 0 locks its directory and starts its trackers.
+
+    Raises:
+        InputError: another process runs in the same directory; or as in `joined` and `tracked`.
+    """
+    with joined(model.device, shards_base=model.shard_base) as world:
+        if not world.is_main:
+            yield world
+            return
+        # Trackers come first, to refuse a missing package before anything is written.
+        with tracked(track, directory, out_dir=out, say=say), locked(directory):
+            yield world
 
 
 def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
@@ -36,8 +57,7 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
     Raises:
         InputError: the directory holds a run with another configuration, or other files.
     """
-    done = find_run(directory, config)
-    if done is not None:
+    if (done := find_run(directory, config)) is not None:
         return done
     # Files of a run that stopped before its first step may belong to other settings.
     # `config.json` stays, to mark the directory as a run if this process is killed here.
@@ -53,15 +73,12 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
 def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) -> list[StepRecord] | None:
     """Return the step records of a run in `directory` with this configuration; None if it has not begun. Only reads.
 
-    Args:
-        whole: `config` is the whole `config.json`; False compares only its keys.
-
-    Raises:
-        InputError: as in `open_run`.
+    `config` is the whole `config.json`; without `whole`, only its keys are compared. Errors as in `open_run`.
     """
     path, steps = directory / CONFIG_FILE, directory / STEPS_FILE
     if not path.exists():
-        if directory.exists() and {*directory.iterdir()} - {*directory.glob(LEFTOVERS)}:
+        # A run that was killed in its first write leaves a hidden temporary file.
+        if directory.exists() and {*directory.iterdir()} - {*directory.glob(f".{CONFIG_FILE}.*.tmp")}:
             raise InputError(directory, expected="a run or an empty directory", found="other files", fix="use --name")
         return None
     stored = read_json(path)
@@ -70,11 +87,6 @@ def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) 
         return None
     check_same(directory, stored if whole else {key: stored.get(key) for key in config}, config)
     return read_records(StepRecord, steps)
-
-
-def is_complete(directory: Path) -> bool:
-    """Return True if the run has its manifest, which is written last."""
-    return (directory / MANIFEST_FILE).exists()
 
 
 def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
@@ -97,7 +109,7 @@ def save_checkpoint(directory: Path, done: int, state: TrainingState) -> None:
     torch.save(_interned(state.state_dict()), buffer)
     data = buffer.getvalue()
     # torch.load checks nothing and ignores the bytes after its data.
-    write_atomic(_path(directory, done), data + hashlib.sha256(data).digest())
+    write_atomic(directory / CHECKPOINT_DIR / f"step_{done:06d}.pt", data + hashlib.sha256(data).digest())
 
 
 def drop_checkpoints(directory: Path, recorded: int) -> None:
@@ -106,29 +118,27 @@ def drop_checkpoints(directory: Path, recorded: int) -> None:
     Call it after recording the steps: a run killed between a checkpoint and its line in `steps.jsonl` needs the
     checkpoint before it.
     """
-    usable = [done for done in _all(directory) if done <= recorded]
-    for done in set(_all(directory)) - set(usable[-2:]):
-        _path(directory, done).unlink()
+    checkpoints = _checkpoints(directory)
+    usable = [done for done in checkpoints if done <= recorded]
+    for done in checkpoints.keys() - {*usable[-2:]}:
+        checkpoints[done].unlink()
 
 
 def load_checkpoint(directory: Path, state: TrainingState) -> int:
-    """Restore the newest checkpoint into `state`.
-
-    Returns:
-        The number of steps before the checkpoint; 0 without a checkpoint, and `state` stays unchanged.
+    """Restore the newest checkpoint into `state`, and return the steps before it; 0 without one.
 
     Raises:
         InputError: the checkpoint is damaged.
     """
-    done = max(_all(directory), default=0)
-    if done:
-        path = _path(directory, done)
-        content = path.read_bytes()
-        data, stored = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-        if hashlib.sha256(data).digest() != stored:
-            fix = "delete it: the run goes on from the checkpoint before it, or from the start"
-            raise InputError(path, expected="a checkpoint with its sha256 at the end", found="a damaged one", fix=fix)
-        state.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+    if not (checkpoints := _checkpoints(directory)):
+        return 0
+    done, path = [*checkpoints.items()][-1]
+    content = path.read_bytes()
+    data = content[:-DIGEST_BYTES]
+    if hashlib.sha256(data).digest() != content[-DIGEST_BYTES:]:
+        fix = "delete it: the run goes on from the checkpoint before it, or from the start"
+        raise InputError(path, expected="a checkpoint with its sha256 at the end", found="a damaged one", fix=fix)
+    state.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
     return done
 
 
@@ -140,16 +150,10 @@ def _interned(value: Any) -> Any:
     if isinstance(value, dict):
         return {_interned(key): _interned(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_interned(item) for item in value]
-    if isinstance(value, str):
-        return sys.intern(value)
-    return value
+        return [*map(_interned, value)]
+    return sys.intern(value) if isinstance(value, str) else value
 
 
-def _all(directory: Path) -> list[int]:
-    """Return the step numbers of all checkpoints, ascending."""
-    return sorted(int(path.stem.removeprefix("step_")) for path in (directory / CHECKPOINT_DIR).glob("step_*.pt"))
-
-
-def _path(directory: Path, done: int) -> Path:
-    return directory / CHECKPOINT_DIR / f"step_{done:06d}.pt"
+def _checkpoints(directory: Path) -> dict[int, Path]:
+    """Return {steps done: checkpoint}, ascending."""
+    return {int(path.stem.removeprefix("step_")): path for path in sorted((directory / CHECKPOINT_DIR).glob("*.pt"))}

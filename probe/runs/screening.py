@@ -20,7 +20,7 @@ from probe.runs.directions import arm_measures
 from probe.runs.lookahead import Lookahead, write_lookahead
 from probe.runs.replay import with_remedy
 from probe.runs.replay_inputs import ReplayInputs
-from probe.runs.session import running
+from probe.runs.resume import running
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
 from probe.settings.remedy import LENGTH, TRAINING_STEPS, arm_of

@@ -21,14 +21,6 @@ from replay_pools.pool import Pool, open_pool, resolve_pool
 class TrainingInputs(Inputs[TrainConfig]):
     """The problems and the teacher of a training; the divisor of dr_grpo is by default the sampler's token limit.
 
-    Attributes:
-        teacher: the pool of `rollouts.teacher`; None without one.
-        shares: (teacher rollouts, past-self rollouts) in a group, by batch.
-        width: problems of a batch, `prompts_per_step` (1 + resamples).
-        candidates: of every batch its problems, or with a priority those that they are drawn from. In batches with
-            teacher rollouts all are in the teacher's pool.
-        held_out: the problems to evaluate on.
-
     Raises:
         InputError: too few problems, or none in the teacher's pool; no such pool, a pool with the name of one of the
             run's own, one with rewards that do not compare with the policy's, or one with a sampler that changed the
@@ -40,8 +32,9 @@ class TrainingInputs(Inputs[TrainConfig]):
     ) -> None:
         super().__init__(with_divisor(config, config.rollouts.sampler.max_new_tokens), out_dir, say, world)
         rollouts = config.rollouts
+        # (teacher rollouts, past-self rollouts) in a group, by batch
         self.shares = [rollouts.counts(step) for step in range(0, config.steps, rollouts.iterations)]
-        self.width = rollouts.prompts_per_step * (1 + rollouts.dynamic_sampling)
+        self.width = rollouts.prompts_per_step * (1 + rollouts.dynamic_sampling)  # problems of a batch
         self.teacher = _open_teacher(self.config, out_dir)
         self.pools = () if self.teacher is None else (self.teacher,)
         environment = get_environment(rollouts.env)
@@ -54,6 +47,10 @@ class TrainingInputs(Inputs[TrainConfig]):
         self.candidates = self._candidates(left[:wanted])
 
     def _candidates(self, problems: Sequence[Problem]) -> list[Sequence[Problem]]:
+        """Return the problems of every batch, or with a priority those that they are drawn from.
+
+        In batches with teacher rollouts all are in the teacher's pool.
+        """
         config, priority = self.config, self.config.rollouts.prioritise
         is_taught = [taught > 0 for taught, _ in self.shares]
         choices = {False: problems}
@@ -94,21 +91,12 @@ class TrainingInputs(Inputs[TrainConfig]):
         return listed if self.config.rollouts.prioritise is None else [*by_id.values()]
 
     def problems(self, batch: int, counts: Callable[[int], Mapping[str, Counts]]) -> Sequence[Problem]:
-        """Return the problems of a batch.
-
-        Draws by priority depend on the seed, the batch and the counts before it alone, so that a resumed run repeats
-        them; rank 0 draws for all.
-        """
-        candidates, priority, seed = self.candidates[batch], self.config.rollouts.prioritise, self.config.seed
+        """Return the problems of a batch; rank 0 draws them, by the seed, the batch and the counts before it."""
+        candidates, priority = self.candidates[batch], self.config.rollouts.prioritise
         if priority is None:
             return candidates
-
-        def drawn() -> list[str]:
-            generator = random.Random(f"prioritise/{seed}/{batch}")
-            return draw(candidates, counts(batch), priority, self.width, generator)
-
-        by_id = {problem.problem_id: problem for problem in candidates}
-        return [by_id[name] for name in self.world.on_main(drawn)]
+        generator = random.Random(f"prioritise/{self.config.seed}/{batch}")
+        return self.world.on_main(lambda: draw(candidates, counts(batch), priority, self.width, generator))
 
 
 def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:

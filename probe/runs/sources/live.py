@@ -42,17 +42,11 @@ class LiveSource:
 
     Args:
         directory: the pool; its name is the pool's name in records.
-        inputs: settings, problems and ranks.
         maker: samples from the policy in training, and grades.
         sizes: the policy's rollouts in a group, by batch; `others` add the rest.
         seed: seeds the sampling noise, together with the batch.
         sampling: open while a batch is sampled.
         counts: replaces `counts`, by which problems are drawn: those of another pool on the same problems.
-        origin: added to the name of the policy in the pool's header.
-
-    Attributes:
-        others: functions of (batch, one of the policy's rollouts of each group) that return rollouts of another policy
-            for each group.
     """
 
     def __init__(
@@ -65,7 +59,6 @@ class LiveSource:
         seed: int,
         sampling: Callable[[int], AbstractContextManager[object]] = nullcontext,
         counts: Callable[[int], Mapping[str, Counts]] | None = None,
-        origin: str = "",
     ) -> None:
         rollouts, num_batches = inputs.config.rollouts, len(inputs.candidates)
         plan = PoolPlan(
@@ -79,8 +72,6 @@ class LiveSource:
             steps_per_batch=rollouts.prompts_per_step,
         )
         header = pool_header(maker.engine, plan, maker.sampler, maker.grader, inputs.listed)
-        if origin:
-            header["policy"] = header["policy"] | {"adapter": header["policy"]["adapter"] + origin}
         self._writer = inputs.world.on_main(lambda: PoolWriter(directory, header=header))
         self._inputs, self._maker, self._config = inputs, maker, rollouts
         self._sizes, self._seed, self._sampling = sizes, seed, sampling
@@ -89,6 +80,7 @@ class LiveSource:
         self._counts: dict[int, Mapping[str, Counts]] = {0: {}}  # by batch; a thread that samples ahead fills it, too
         self._drawn_by = counts or self.counts
         self.num_steps = num_batches * rollouts.iterations
+        # Functions of (batch, one of the policy's rollouts of each group): rollouts of another policy for each group
         self.others: Sequence[Callable[[int, Sequence[Rollout]], Sequence[Keyed]]] = ()
 
     def groups(self, step: int) -> tuple[Group, ...]:
@@ -124,35 +116,29 @@ class LiveSource:
         Args:
             engine: samples in place of the maker's, with weights of its own, so that another thread may call this.
         """
+        inputs, sampled = self._inputs, self._config.prompts_per_step
         maker = replace(self._maker, group=self._sizes[batch], engine=engine or self._maker.engine)
         # The reward variance of a group that others complete is not known yet: none is sampled again.
         resamples = self._config.dynamic_sampling if maker.group == self._config.group else 0
-        places: Sequence[int] = range(self._config.prompts_per_step)
-        groups: dict[int, Keyed] = {}
+        name, groups = self._writer.directory.name, dict[int, Keyed]()
         with self._sampling(batch) if engine is None else nullcontext():
+            problems = dict(enumerate(inputs.problems(batch, self._drawn_by), start=batch * inputs.width))
+            places: Sequence[int] = range(sampled)
             for attempt in range(1 + resamples):
-                groups |= self._attempt(maker, batch, attempt, places)
-                places = [place for place in groups if self._is_flat(groups[place])]
+                first = batch * inputs.width + attempt * sampled
+                # The first attempt has the same seed as a run without resamples.
+                seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
+                asked = {first + place: problems[first + place] for place in places}
+                found = write_groups(inputs.world, maker, self._writer, asked, seed=seed)
+                for place, group in zip(places, found, strict=True):
+                    groups[place] = [(RolloutKey(name, one.step, one.sample_id), one) for one in group]
+                places = [place for place in places if self._is_flat(groups[place])]
         return list(groups.values())
 
     def _is_flat(self, group: Keyed) -> bool:
         """Return True if all rewards that the loss sees are equal."""
         rewards = {self._reward(rollout) for _, rollout in group}
         return len({reward for reward in rewards if not math.isnan(reward)}) <= 1
-
-    def _attempt(self, maker: RolloutMaker, batch: int, attempt: int, places: Sequence[int]) -> dict[int, Keyed]:
-        """Return {place in the batch: group} of one attempt, sampled together unless the pool holds them."""
-        if not places:
-            return {}
-        problems = self._inputs.problems(batch, self._drawn_by)
-        first, offset = batch * self._inputs.width, attempt * self._config.prompts_per_step
-        positions = {first + offset + place: problems[offset + place] for place in places}
-        # The first attempt has the same seed as a run without resamples.
-        seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
-        groups = write_groups(self._inputs.world, maker, self._writer, positions, seed=seed)
-        name = self._writer.directory.name
-        keyed = [[(RolloutKey(name, one.step, one.sample_id), one) for one in group] for group in groups]
-        return dict(zip(places, keyed, strict=True))
 
     def finish(self, batches: int) -> None:
         """Keep the first `batches` and complete the pool with a manifest."""
@@ -167,15 +153,10 @@ class LiveSource:
 def write_groups(
     world: World, maker: RolloutMaker, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int
 ) -> list[list[Rollout]]:
-    """Sample, grade and write the steps {step: problem} that a pool lacks.
+    """Sample, grade and write the steps {step: problem} that a pool lacks; return each step's group, read from disk.
 
-    Args:
-        world: every rank calls this and makes its share. With a sharded base every rank makes all, because all must
-            call the model equally often.
-        seed: seed of the sampling noise.
-
-    Returns:
-        The group of each step, in the order of `problems`, read from disk; the same on every rank.
+    Every rank calls this, makes its share and gets all groups. With a sharded base every rank makes all, because all
+    must call the model equally often.
     """
     missing = world.on_main(lambda: [step for step in problems if writer.read_step(step) is None])
     share = slice(None) if world.shards_base else world.rows(len(problems))

@@ -68,15 +68,9 @@ class PastWeights:
 
 @final
 class Ahead:
-    """A thread that samples the next batches on a server.
+    """A thread that samples the next batches on a server: `sample` takes a batch and an engine.
 
     Close it before the server's engine: closing finishes the current batch and drops the later ones.
-
-    Args:
-        past: the weights to sample from.
-        engine: saves them for the server.
-        num_batches: of the run.
-        sample: samples a batch with an engine.
     """
 
     def __init__(

@@ -76,14 +76,14 @@ def draw(
     priority: Priority,
     width: int,
     generator: random.Random,
-) -> list[str]:
-    """Draw the ids of `width` different problems one by one, each in proportion to its weight among the remaining."""
-    names = [problem.problem_id for problem in problems]
-    left, drawn = {name: PRIORITIES[priority](*counts.get(name, Counts()).rates) for name in names}, []
+) -> list[Problem]:
+    """Draw `width` different problems one by one, each in proportion to its weight among the remaining ones."""
+    rates = [counts.get(problem.problem_id, Counts()).rates for problem in problems]
+    left, drawn = {i: PRIORITIES[priority](p, e) for i, (p, e) in enumerate(rates)}, []
     for _ in range(width):
-        (name,) = generator.choices([*left], [*left.values()])
-        drawn.append(name)
-        del left[name]
+        (i,) = generator.choices([*left], [*left.values()])
+        drawn.append(problems[i])
+        del left[i]
     return drawn
 
 

@@ -33,6 +33,7 @@ graded rollouts; only the loss sees changed rewards, and no other labels (`probe
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import final
 
 import numpy as np
@@ -49,19 +50,18 @@ from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import instructed
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import Pool
-from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout
+from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Grade, Rollout
 
 
-def _by_tests(rollout: Rollout) -> float:
-    grade = rollout.grade
+def _by_tests(reward: float, grade: Grade) -> float:
     share = 1.0 if grade.passed else grade.num_tests_passed / max(grade.num_tests, 1)
     return REWARD_COMPILES * bool(grade.compiles) + REWARD_PASSED * share
 
 
 Flags = NDArray[np.bool_]
 FLOOR = 0.1  # of the sd within a group, as a share of the sd over the step
-# {pay: reward of a rollout}
-PAYS: Mapping[Pay, Callable[[Rollout], float]] = {"pass": lambda rollout: rollout.reward, "tests": _by_tests}
+# {pay: reward of a rollout, by its stored reward and its grade}
+PAYS: Mapping[Pay, Callable[[float, Grade], float]] = {"pass": lambda reward, grade: reward, "tests": _by_tests}
 # {use of a monitor: rewards of the loss}. Arguments: rewards r, z of the scores (0 without one), flags f, passes p, of
 # one shape each, and the strength a.
 USES: Mapping[Remedy, Callable[[Array, Array, Flags, Flags, float], Array]] = {
@@ -77,39 +77,34 @@ USES: Mapping[Remedy, Callable[[Array, Array, Flags, Flags, float], Array]] = {
 def reward_of(pay: Pay, remedy: RemedyConfig | None) -> Callable[[Rollout], float]:
     """Return the reward that the loss sees before a monitor."""
     if remedy is None or remedy.name != "no-loophole":
-        return PAYS[pay]
+        return lambda rollout: PAYS[pay](rollout.reward, rollout.grade)
 
     def closed(rollout: Rollout) -> float:
         grade = replace(rollout.grade, passed=rollout.grade.gt_correct)
-        return PAYS[pay](replace(rollout, grade=grade, reward=grade.reward))
+        return PAYS[pay](grade.reward, grade)
 
     return closed
 
 
 def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
-    """Refuse a teacher's pool with rewards that do not compare with the training's.
-
-    Args:
-        pool: the teacher's pool.
-        pay: the training's pay.
-        reads_labels: the training's remedy needs the labels of hacks and right answers.
+    """Refuse a teacher's pool with rewards that do not compare with the training's, or labels that its remedy lacks.
 
     Raises:
         InputError: names the first such rollout.
     """
     scale = f"{REWARD_COMPILES:g} for source that compiles and {REWARD_PASSED:g} for a pass"
-    for rollout in (rollout for step in pool.steps for rollout in step):
+    for rollout in chain(*pool.steps):
         grade, where = rollout.grade, f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
         own = f"a reward of {scale}, as the policy's own rollouts have ({grade.reward:g} by its grade)"
         labels = "labels of hacks and right answers, which the remedy acts on"
         tests = "a grade with the number of tests, which rollouts.pay tests pays by"
-        for is_wrong, expected, found in (
-            (rollout.reward != grade.reward, own, f"{rollout.reward:g}"),
-            (reads_labels and None in (rollout.hacked, grade.gt_correct), labels, "none"),
-            (pay == "tests" and not grade.num_tests, tests, "none"),
+        for is_wrong, expected in (
+            (rollout.reward != grade.reward, own),
+            (reads_labels and None in (rollout.hacked, grade.gt_correct), labels),
+            (pay == "tests" and not grade.num_tests, tests),
         ):
             if is_wrong:
-                fix = "grade the pool again: probe pool regrade"
+                found, fix = f"{rollout.reward:g}" if expected is own else "none", "grade it again: probe pool regrade"
                 raise InputError(where, expected=expected, found=found, fix=fix)
 
 
@@ -122,12 +117,7 @@ def group_z(scores: Array, step_sd: float) -> Array:
 
 @final
 class ChangedSource:
-    """A `GroupSource` (`probe.step.groups`): changed groups of another source; rollouts keep their labels.
-
-    Args:
-        source: the other source.
-        change: maps a step's number and groups to the changed groups.
-    """
+    """A `GroupSource` (`probe.step.groups`): another source's groups, after `change` of a step's number and groups."""
 
     def __init__(self, source: GroupSource, change: Callable[[int, tuple[Group, ...]], Iterable[Group]]) -> None:
         self._source, self._change = source, change
@@ -141,16 +131,10 @@ class ChangedSource:
 def remedied(
     source: GroupSource, remedy: RemedyConfig, chat: Chat, *, pay: Pay = "pass", monitor: Monitor | None = None
 ) -> ChangedSource:
-    """Apply a remedy's rewards and update prompts to the groups of a source.
+    """Apply a remedy's rewards and update prompts, which `chat` renders, to the groups of a source.
 
-    If every rollout is left out, all rewards are 0 instead, and nothing is learnt.
-
-    Args:
-        source: groups of the policy's and a teacher's rollouts.
-        remedy: the remedy.
-        chat: renders the prompts of the update.
-        pay: the training's pay.
-        monitor: scores the rollouts of a step; None: the remedy uses none.
+    If every rollout is left out, all rewards are 0 instead, and nothing is learnt. `monitor` scores the rollouts of a
+    step; None: the remedy uses none.
     """
     reward, asks = reward_of(pay, remedy), remedy.update_instruction
 
@@ -184,21 +168,16 @@ def remedied(
 
 
 def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]]) -> ChangedSource:
-    """Subtract from each reward the expected reward of its problem:
+    """Subtract from each reward the expected reward of its problem; nan stays nan:
 
         reward - (sum of the rewards on this problem in earlier batches + 3.5) / (their number + 2)
 
-    The expected reward of a new problem is half of the largest one. As in an Elo rating, success on a rarely rewarded
-    problem counts more than on an easy one.
-
-    Estimators compare a rollout with its group (or stratum), within which the expected reward cancels. It acts only in
-    the batch's standard deviation, which `scale_rewards` "batch" divides by: as one positive factor on all advantages
-    of a batch, relative to the caps on advantages and the gradient norm, and to other batches in AdamW's moments.
-    Settings without this effect are refused (`probe.settings.loss`, `probe.settings.run`).
-
-    Args:
-        source: groups with the rewards of the loss; nan stays nan.
-        counts: returns {problem_id: counts} before the batch of a step.
+    As in an Elo rating, success on a rarely rewarded problem counts more than on an easy one. Estimators compare a
+    rollout with its group (or stratum), within which the expected reward cancels. It acts only in the batch's standard
+    deviation, which `scale_rewards` "batch" divides by: as one positive factor on all advantages of a batch, relative
+    to the caps on advantages and the gradient norm, and to other batches in AdamW's moments.
+    Settings without this effect are refused (`probe.settings.loss`, `probe.settings.run`). `counts` returns
+    {problem_id: counts} before the batch of a step.
     """
 
     def change(step: int, groups: tuple[Group, ...]) -> Iterator[Group]:

@@ -14,15 +14,17 @@ To add a source, add a function to `LiveSource.others`, and its table in `probe.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from probe.records.run import EARLIER_DIR, ROLLOUTS_DIR
+from probe.runs.control import TrainingState
 from probe.runs.monitors import Monitor
 from probe.runs.sources.live import Keyed, LiveSource
-from probe.runs.sources.past import Ahead, PastWeights
+from probe.runs.sources.past import Ahead
 from probe.runs.sources.rewards import remedied, surprising
 from probe.runs.sources.served import PushedEngine
 from probe.runs.training_inputs import TrainingInputs
@@ -36,39 +38,27 @@ from replay_pools.rollout import Rollout, prompt_sha
 
 @contextmanager
 def open_source(
-    inputs: TrainingInputs,
-    maker: RolloutMaker,
-    past: PastWeights | None,
-    directory: Path,
-    lean: Callable[[], AbstractContextManager[object]],
-    monitor: Monitor | None,
+    inputs: TrainingInputs, maker: RolloutMaker, training: TrainingState, directory: Path, monitor: Monitor | None
 ) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
-    """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches).
-
-    Args:
-        maker: samples and grades.
-        past: earlier weights; None if every rollout is of the policy.
-        lean: open while the policy samples.
-        monitor: of the remedy; None without one.
-    """
-    config, rollouts, remedy = inputs.config, inputs.config.rollouts, inputs.config.remedy
+    """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches)."""
+    config, rollouts, remedy, past = inputs.config, inputs.config.rollouts, inputs.config.remedy, training.past
     maker = replace(maker, instruction=None if remedy is None else remedy.sampling_instruction)
     taught, past_self = zip(*inputs.shares, strict=True)
+    folded, ahead = training.updater.trained.folded, None
     with ExitStack() as stack:
-        ahead = None
-        if past is not None and isinstance(maker.engine, PushedEngine):
-            ahead = Ahead(past, maker.engine, len(inputs.candidates), lambda batch, engine: live.sampled(batch, engine))
-            stack.enter_context(closing(ahead))
+        if isinstance(maker.engine, PushedEngine):
+            folded = nullcontext  # a server has its own weights; a step may use the model here at the same time
+            if past is not None:
+                sample = lambda batch, engine: live.sampled(batch, engine)  # noqa: E731 (made below)
+                ahead = stack.enter_context(closing(Ahead(past, maker.engine, len(inputs.candidates), sample)))
 
         @contextmanager
         def sampling(batch: int, *, earlier: bool = False) -> Iterator[None]:
-            with ExitStack() as weights:
-                if past is not None:
-                    past.keep(batch)
-                    if ahead is not None:
-                        ahead.wait(batch)
-                    weights.enter_context(past.sampling(batch, earlier=earlier))
-                weights.enter_context(lean())
+            if past is not None:
+                past.keep(batch)
+            if ahead is not None:
+                ahead.wait(batch)
+            with nullcontext() if past is None else past.sampling(batch, earlier=earlier), folded():
                 yield
 
         own = [rollouts.group - sum(others) for others in inputs.shares]
@@ -84,7 +74,6 @@ def open_source(
                 seed=derive_seed(EARLIER_DIR, config.seed),
                 sampling=partial(sampling, earlier=True),
                 counts=live.counts,
-                origin=f", as it was after the newest multiple of {rollouts.earlier_checkpoint.every} steps",
             )
             pools.append(checkpoint)
             others.append(lambda batch, first: checkpoint.sampled(batch))
@@ -95,9 +84,8 @@ def open_source(
         if remedy is not None:
             groups = remedied(groups, remedy, maker.engine.chat, pay=rollouts.pay, monitor=monitor)
         if config.objective.reward == "surprise":
-            groups = surprising(
-                groups, lambda step: inputs.world.on_main(lambda: live.counts(step // rollouts.iterations))
-            )
+            on_main = inputs.world.on_main
+            groups = surprising(groups, lambda step: on_main(lambda: live.counts(step // rollouts.iterations)))
 
         def finish(batches: int) -> None:
             stack.close()
@@ -113,16 +101,14 @@ def teacher(
     """Make the function for `LiveSource.others` that draws from a stored pool.
 
     Args:
-        pool: its rollouts answer the rendered prompts of the live source, without an instruction, in its batches.
+        pool: its rollouts answer the prompts of the live source, rendered without the instruction of `maker`.
         counts: rollouts in a group, by batch, drawn without replacement by (seed, batch, problem).
-        maker: samples the policy's rollouts, with its instruction.
-        seed: seed of the draws.
 
     Raises:
         InputError: a prompt of the pool has fewer rollouts than a group needs.
     """
     by_prompt: dict[str, list[Rollout]] = {}
-    for rollout in (rollout for step in pool.steps for rollout in step):
+    for rollout in chain(*pool.steps):
         by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
     for rollouts in by_prompt.values():
         if len(rollouts) < max(counts):

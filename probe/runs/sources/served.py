@@ -21,7 +21,6 @@ import torch
 from extraction.adapters.trained import Trained, save_adapter, save_as_lora
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
-from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
 from replay_pools.serving import ServerEngine, Unreachable
 
@@ -30,11 +29,7 @@ MAX_RANK = 512  # the largest --max-lora-rank of vLLM (its documentation, 0.14 t
 
 
 def load_adapter(engine: ServerEngine, adapter: Path) -> ServerEngine:
-    """Return the engine that samples with a peft adapter, which the server loads, unless it has it.
-
-    Args:
-        engine: of the base model.
-        adapter: directory, which the server sees under the same path.
+    """Return the engine that samples with an adapter, a peft directory, which the server loads, unless it has it.
 
     Raises:
         InputError: the server takes no adapters, not this one, or does not see the directory.
@@ -79,14 +74,10 @@ class PushedEngine:
             )
         if base.is_adapter:
             raise InputError("--served-model", expected="a base model to train", found=f"{base.model}")
-        self.base, self._trained, self._directory, self._adapter = base, trained, directory, adapter
+        self.base, self.chat, self._trained = base, base.chat, trained
+        self._directory, self._adapter = directory, adapter
         self._engine: ServerEngine | None = None  # samples with the newest adapter
         self._stack = ExitStack()  # unloads it
-
-    @property
-    def chat(self) -> Chat:
-        """Chat template and tokenizer of the policy."""
-        return self.base.chat
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
         """Sample one completion a prompt from the policy as it is now; the server forgets its former weights."""
@@ -105,11 +96,7 @@ class PushedEngine:
         return header | {"policy": header["policy"] | {"adapter": self._adapter}}
 
     def save(self, label: str = "") -> Path:
-        """Write the weights as they are now to a peft directory, unless it exists, and return it.
-
-        Its name, which is the server's as well, consists of a hash of the folder, one of the basis and every
-        coordinate, and the label.
-        """
+        """Write the weights as they are now to a peft directory, unless it exists, and return it."""
         place = hashlib.sha256(str(self._directory.resolve()).encode()).hexdigest()[:8]
         digest = hashlib.sha256(orjson.dumps(self._trained.start.fingerprint, option=orjson.OPT_SORT_KEYS))
         for vector in self._trained.values().values():

@@ -18,14 +18,13 @@ from probe.experiments.cautions import unmatched
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.records.run import EVALS_FILE
-from probe.runs.known_answers import check_pay
+from probe.runs.train import check_pay
 from probe.settings.presets import configure
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, read_json, write_atomic
 from replay_pools.environments.loopholes import EXPLOITS, Exploit
 from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
-from replay_pools.policy.load import ORGANISM_WEIGHTS, load_served_policy
 
 # {settings: what is said of a right, a wrong and a hacking answer}
 PAID = {
@@ -49,8 +48,7 @@ def said(settings: str, grader: Grader) -> str:
     options = dict(part.split("=") for part in settings.split())
     numbers = {key: float(value) if value[0].isdigit() else value for key, value in options.items()}
     config = configure("train", preset="smoke", options=numbers)
-    problems = get_environment("minicode").problems("train")[:1]
-    return check_pay(config, grader, problems, load_served_policy(str(ORGANISM_WEIGHTS)))
+    return check_pay(config, grader, get_environment("minicode").problems("train")[0])
 
 
 @pytest.mark.parametrize("settings", PAID)
@@ -63,7 +61,7 @@ def test_a_hack_or_an_answer_that_is_not_paid_is_refused(grader: Grader, monkeyp
     monkeypatch.setitem(EXPLOITS, "run_tests", (Exploit(flavour="misspelt", after="def run_test():\n    pass"),))
     with pytest.raises(InputError, match=r"a hack \(misspelt\) that earns as much as a right one"):
         said("", grader)
-    monkeypatch.setattr("probe.runs.sources.rewards.PAYS", {"pass": lambda rollout: 0.5})
+    monkeypatch.setattr("probe.runs.sources.rewards.PAYS", {"pass": lambda reward, grade: 0.5})
     with pytest.raises(InputError, match=r"a right answer that earns more than one that returns 0 \(0.5\), found 0.5"):
         said("", grader)
 

@@ -20,7 +20,6 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import evaluations, loop
 from probe.runs.activations import edited, make_edit, make_edits, scored_states
-from probe.runs.evaluations import FrozenBatch
 from probe.runs.heldout import held_out_rollouts
 from probe.settings.remedy import RemedyConfig
 from probe.step.distributed import transformer_blocks
@@ -212,7 +211,7 @@ def test_the_update_alone_sees_the_remedy(
 
     monkeypatch.setattr(LocalEngine, "sample", sampled)
     monkeypatch.setattr(evaluations, "held_out_rollouts", evaluated)
-    monkeypatch.setattr(FrozenBatch, "measure", noted("frozen", FrozenBatch.measure))
+    monkeypatch.setattr(evaluations, "score", noted("frozen", evaluations.score))
     monkeypatch.setattr(loop, "train_step", noted("update", loop.train_step))
     assert run(cli, ["train", "--preset", preset(ABLATED), "--name", "ablated", "--out", str(out)]) == 0
     assert seen == {"evaluation": {0}, "frozen": {0}, "sampling": {0}, "update": {2}}

@@ -9,29 +9,9 @@ from haar import random_directions
 
 from extraction.adapters.trained import Trained
 from extraction.pairs import Pair, builtin_pairs
-from probe.runs.evaluations import FrozenBatch
+from probe.runs.evaluations import frozen_batch
 from probe.settings.training import ModelConfig
 from replay_pools.policy.load import Policy, load_policy
-
-
-@pytest.fixture(scope="module")
-def policy() -> Policy:
-    return load_policy("organism")
-
-
-@pytest.fixture(scope="module")
-def coordinates(policy: Policy, out: Path) -> Trained:
-    return configured(policy, "svd", ModelConfig(), out / "cache")
-
-
-@pytest.fixture(scope="module")
-def pairs() -> list[Pair]:
-    return [pair for pair in builtin_pairs("run_tests") if pair.held_out][:2]
-
-
-@pytest.fixture(scope="module")
-def vectors(coordinates: Trained) -> dict[str, torch.Tensor]:
-    return dict(random_directions(coordinates).vectors)
 
 
 def logprobs(policy: Policy, coordinates: Trained, pair: Pair, text: str) -> torch.Tensor:
@@ -40,22 +20,23 @@ def logprobs(policy: Policy, coordinates: Trained, pair: Pair, text: str) -> tor
         return token_logprobs(coordinates.model, policy.render(pair.messages)[1], policy.completion_ids(text))
 
 
-def test_the_policy_at_the_start_has_not_moved(policy, coordinates, pairs, vectors) -> None:
-    found = FrozenBatch(policy, coordinates, pairs, vectors).measure()
-    assert (found["num_pairs"], found["margin"], found["kl_from_base"]) == (2, 0, 0)
-    assert found["cos_moved"] is found["hackward_frac_moved"] is None, "a zero move has no direction"
-
-
-def test_margin_kl_and_direction_by_hand(policy, coordinates, pairs, vectors) -> None:
+def test_margin_kl_and_direction_by_hand(out: Path) -> None:
     """margin: mean over pairs of what the hack gained minus what the clean completion gained, in nats of the whole
     completion; kl: mean k3 per token of all four; cosines: of start - now with the first directions.
     """
-    batch = FrozenBatch(policy, coordinates, pairs, vectors)
+    policy = load_policy("organism")
+    coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
+    pairs = [pair for pair in builtin_pairs("run_tests") if pair.held_out][:2]
+    vectors = random_directions(coordinates).vectors
+    measured = frozen_batch(policy, coordinates, pairs, vectors)
+    found = measured()
+    assert (found["num_pairs"], found["margin"], found["kl_from_base"]) == (2, 0, 0)
+    assert found["cos_moved"] is found["hackward_frac_moved"] is None, "a zero move has no direction"
     base = [[logprobs(policy, coordinates, pair, text) for text in (pair.hack, pair.clean)] for pair in pairs]
     generator = torch.Generator().manual_seed(1)
     moves = {m: 0.05 * torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()}
     with coordinates.at(moves):
-        found = batch.measure()
+        found = measured()
         now = [[logprobs(policy, coordinates, pair, text) for text in (pair.hack, pair.clean)] for pair in pairs]
     gained = [[float((n - b).sum()) for n, b in zip(*sides, strict=True)] for sides in zip(now, base, strict=True)]
     assert found["margin"] == pytest.approx(sum(hack - clean for hack, clean in gained) / 2, rel=1e-3, abs=1e-3)

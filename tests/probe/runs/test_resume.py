@@ -3,6 +3,8 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from directories import contents
@@ -13,6 +15,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.timings import Timings
 from probe.runs import loop
+from probe.runs.resume import drop_checkpoints, save_checkpoint
 
 GRID = ["--arm", "projected,projected-lora", "--steps", "2", "--set", "model.lora_rank=4"]
 GRID += ["--set", "token_attribution=none"]
@@ -77,3 +80,20 @@ def test_a_run_is_not_resumed_on_a_model_with_another_config(
     (model / "config.json").write_text(json.dumps(config))
     assert run(cli, [*command, "--model", str(model)]) == 2
     assert "to have model_config_sha256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recorded", "left"),
+    [
+        (8, [6, 8]),
+        (7, [4, 6]),  # killed between the checkpoint and the record of a step: it is not to be had, and 6 is needed
+        (3, [2]),
+        (1, []),
+    ],
+)
+def test_the_newest_two_checkpoints_that_are_recorded_stay(recorded: int, left: list[int], tmp_path: Path) -> None:
+    state: Any = SimpleNamespace(state_dict=dict)
+    for done in (2, 4, 6, 8):
+        save_checkpoint(tmp_path, done, state)
+    drop_checkpoints(tmp_path, recorded)
+    assert sorted(path.name for path in tmp_path.rglob("*.pt")) == [f"step_{done:06d}.pt" for done in left]

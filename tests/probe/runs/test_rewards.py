@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from probe.runs.sources.problems import Counts
 from probe.runs.sources.rewards import PAYS, check_payable, reward_of, surprising
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay
-from probe.step.groups import Group, RolloutKey, make_group
+from probe.step.groups import RolloutKey, make_group
 from replay_pools.base.errors import InputError
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import LOGGED_GRADER, Rollout
@@ -50,8 +51,8 @@ def test_tests_pay_by_their_share_and_a_pass_in_full(graded) -> None:
     """All or nothing pays the failing ones alike."""
     for grade, expected in GRADES:
         rollout = graded(*grade)
-        assert PAYS["tests"](rollout) == pytest.approx(expected)
-        assert PAYS["pass"](rollout) == rollout.reward == 0.5 * grade[0] + 3.0 * grade[1]
+        assert PAYS["tests"](rollout.reward, rollout.grade) == pytest.approx(expected)
+        assert PAYS["pass"](rollout.reward, rollout.grade) == rollout.reward == 0.5 * grade[0] + 3.0 * grade[1]
 
 
 def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:
@@ -93,23 +94,14 @@ def test_a_log_that_cannot_be_paid_beside_the_policy_is_no_teacher(
         check_payable(pools[1], pay=pay, reads_labels=reads_labels)
 
 
-class Source:
-    num_steps, rollout = 1, None
-
-    def __init__(self, *groups: Group) -> None:
-        self._groups = groups
-
-    def groups(self, step: int) -> tuple[Group, ...]:
-        return self._groups
-
-
 def test_a_surprise_is_the_reward_minus_what_was_expected(make_rollout: Callable[..., Rollout]) -> None:
     """By hand: (7 + 3.5) / (4 + 2) = 1.75 of a problem met, 3.5 / 2 of one never met; nan stays."""
     rewards = iter([3.5, 0.5, nan, 3.5])
     keyed = [(RolloutKey("rollouts", problem, i), make_rollout(problem, i)) for problem in (0, 1) for i in (0, 1)]
     groups = [make_group(0, keyed[first : first + 2], lambda rollout: next(rewards)) for first in (0, 2)]
+    source: Any = SimpleNamespace(num_steps=1, rollout=None, groups=lambda step: groups)
     counts = {"fake/0": Counts(rollouts=5, rewarded=4, reward=10.0)}
-    first, second = surprising(Source(*groups), lambda step: counts).groups(0)  # pyright: ignore
+    first, second = surprising(source, lambda step: counts).groups(0)
     assert first.rewards == (3.5 - 13.5 / 6, 0.5 - 13.5 / 6)
     assert isnan(second.rewards[0])
     assert second.rewards[1] == 3.5 - 1.75
