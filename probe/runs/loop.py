@@ -191,7 +191,7 @@ def _run_step(config: StepConfig, directory: Path, step: int, source: GroupSourc
                 write_tokens(directory, step, token_records(groups, rollouts, arm, setup.pieces))
         samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
         write_samples(directory, step, samples)
-    solve = solve_share(compress(rollouts, by_policy)), solve_share(compress(rollouts, by_teacher))
+    solve, teacher = (solve_share(compress(rollouts, mine)) for mine in (by_policy, by_teacher))
     return [
         step_record(
             groups,
@@ -200,8 +200,9 @@ def _run_step(config: StepConfig, directory: Path, step: int, source: GroupSourc
             conditions[arm.measure.condition],
             control,
             config.reward_range,
-            solve,
             staleness=staleness,
+            solve=solve,
+            solve_teacher=teacher,
             entropy=entropy,
         )
         for arm in result.arms
