@@ -188,6 +188,11 @@ class DirectionLibrary:
         self.seed, self.say = seed, say
         self.v_hack_file = None if v_hack is None else resolve_directions(v_hack)
 
+    def at(self, frames: Frames) -> "DirectionLibrary":
+        """Return the library with the same settings in other frames of the policy."""
+        options = {"cache_dir": self.cache_dir, "seed": self.seed, "v_hack": self.v_hack_file, "say": self.say}
+        return DirectionLibrary(self.policy, frames, self.settings, self.normaliser, **options)
+
     def get(self, kind: str) -> Directions:
         """Return the directions of a kind.
 

@@ -18,7 +18,7 @@ PLAIN = "plain"  # the lookahead without a remedy
 
 
 class Looked(NamedTuple):
-    """The lookahead of one remedy (`probe.runs.screening`)."""
+    """The lookahead of one remedy (`probe.runs.lookahead`)."""
 
     records: Sequence[LookaheadRecord]
     seconds: float  # CPU time of the steps

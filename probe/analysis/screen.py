@@ -5,7 +5,7 @@
     norm removed        share of the update's norm that the projection removes, to first order
     cost                CPU time of the steps, as a multiple of the time without a remedy
 
-After a lookahead (`probe.runs.screening`) the first two are gains of log-probability over its steps: hacks are the
+After a lookahead (`probe.runs.lookahead`) the first two are gains of log-probability over its steps: hacks are the
 replay's rewarded hacks and the held-out pairs' hacks, and the result is the mean of both shares. Without a lookahead
 they are first order (`probe.analysis.forecast`) and exist only for projections along v_hack; hacks are then the
 held-out margin.

@@ -67,5 +67,3 @@ def evaluation_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
             cells = [rate_text(rates[name]) for name in RATES]
             rows.append([evaluation["step"], evaluation["weights"], setting, rates["num_rollouts"], *cells])
     return Table(("after steps", "weights", "setting", "rollouts", *RATES), rows)
-
-

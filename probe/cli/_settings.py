@@ -107,9 +107,15 @@ def given_settings(given: Given) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
+def all_settings(given: Given) -> dict[str, Any]:
+    """Return {key: value} of all settings given as options or with `--set`."""
+    texts = [flat(parse_setting(text)) for text in given["sets"]]
+    return {key: value for table in (*texts, given_settings(given)) for key, value in table.items()}
+
+
 def given_keys(given: Given) -> set[str]:
     """Return the keys of all settings given as options or with `--set`."""
-    return {*given_settings(given), *(key for text in given["sets"] for key in flat(parse_setting(text)))}
+    return {*all_settings(given)}
 
 
 def configured(verb: Verb, given: Given, out: Path | None = None, *, start: Mapping[str, Any] | None = None) -> Any:

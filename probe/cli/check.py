@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import Text, command, echo, log_options, name_option, say
+from probe.cli._frame import Text, command, log_options, name_option, say
 from probe.cli._settings import MODEL, PAIRS, configured, given_keys, settings_options, verb
 from probe.cli.report import report_of
 from probe.records.run import elsewhere
@@ -38,7 +38,7 @@ def check(rollouts: Path, name: str | None, limit: int | None, out: Path, **give
 
     config, keys = configured("replay", given), given_keys(given)
     reading = {name: given[name] for name in ("mapping", "format_name", "skip_bad")}
-    log, (first, *others) = checked(rollouts, config, keys, **reading, without_pairs=_without_pairs)
+    log, (first, *others) = checked(rollouts, config, keys, **reading)
     config, pool = imported(log, config, keys, name, out, limit)
     name = pool.name
     yield from _of_log(log, pool, config.source.per_pool)
@@ -60,17 +60,6 @@ def check(rollouts: Path, name: str | None, limit: int | None, out: Path, **give
     extract = direction(analysis.given, "svd")  # the basis of USUAL_ARMS
     yield f"the direction for your trainer (probe.attach): {extract}{elsewhere(out)}"
     return {"run": str(directory), "html": str(page), **analysis.to_json()}
-
-
-def _without_pairs(log: "CheckedLog") -> None:
-    """Print lines on the log alone; that pairs are missing is an error."""
-    from probe.runs.check import recognised
-
-    rows = [row for group in log.groups for row in group]
-    spread = sum(len({row.reward for row in group}) > 1 for group in log.groups)
-    labelled = [row for row in rows if row.hacked is not None]
-    hacks = f"{sum(bool(row.hacked) for row in labelled)} of {len(labelled)} hack" if labelled else "hacks not logged"
-    echo(f"{recognised(log)}\n  {hacks}; rewards differ in {spread} groups, and only those have an update")
 
 
 def _of_log(log: "CheckedLog", pool: Pool, size: int) -> Iterator[str]:

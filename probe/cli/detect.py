@@ -14,8 +14,9 @@ from extraction.words import BASES, Basis
 from probe.analysis.formatting import render_table, shown, wrap
 from probe.cli._frame import Table, Text, command, echo, log_options, name_option, one_of, say
 from probe.cli._running import check_names
-from probe.cli._settings import MODEL, PAIRS, configured, given_keys, settings_options, verb
+from probe.cli._settings import MODEL, PAIRS, all_settings, configured, settings_options, verb
 from replay_pools.base.files import append_jsonl
+from replay_pools.pool import CAUTION
 
 if TYPE_CHECKING:
     from extraction.words import ExtractionSettings
@@ -55,18 +56,20 @@ def detect(rollouts: str, detectors: str | None, basis: Basis, no_gradients: boo
       probe detect log.jsonl --model Qwen/Qwen3-4B --pairs pairs.jsonl --label 20
       probe detect log.jsonl --model Qwen/Qwen3-4B --no-gradients --detectors logratio,text:sys\\.exit
     """
-    config, keys = configured("replay", given), given_keys(given)
+    config, settings = configured("replay", given), all_settings(given)
     check_names((), config.intervention.extraction.pairs, out)
-    from probe.runs.detect import PAIRS, detected  # brings torch
+    from probe.runs.detect import PAIRS
+    from probe.runs.detect import detect as ranked  # brings torch
 
     names, label = ("label", "reference", "name", "mapping", "format_name", "skip_bad", "limit"), given["label"]
-    options: dict[str, Any] = {name: given[name] for name in names}
-    options |= {"detectors": _split(detectors), "basis": None if no_gradients else basis, "out": out}
-    detect_by: Callable[..., Detected] = partial(detected, rollouts, config, keys, **options)
-    detection = detect_by(say, labels=given["labels"])
+    options: dict[str, Any] = {name: given[name] for name in (*names, "preset")}
+    options |= {"detectors": _split(detectors), "basis": basis, "gradients": not no_gradients, "out": out}
+    detect_by: Callable[..., Detected] = partial(ranked, rollouts, settings=settings, **options)
+    # The screen begins with the cautions.
+    detection = detect_by(say=lambda text: None if text.startswith(CAUTION) else say(text), labels=given["labels"])
     is_json = click.get_current_context().params["as_json"]
     if label is not None and given["labels"] is None and sys.stdin.isatty() and not is_json:
-        detection = detect_by(lambda _: None, labels=_asked(detection))
+        detection = detect_by(say=lambda _: None, labels=_asked(detection))
     yield from _described(detection)
     if label is not None and "audit" not in detection.families:
         counts = Counter(stratum for _, stratum in detection.drawn)
@@ -76,7 +79,7 @@ def detect(rollouts: str, detectors: str | None, basis: Basis, no_gradients: boo
             f"rest): fill in the labels of {path}, and repeat the command with --labels {path}"
         )
     yield f"scores of all: {detection.path / 'scores.jsonl'}; estimates: {detection.path / 'estimates.json'}"
-    if PAIRS in keys:
+    if PAIRS in settings:
         yield _tokens_command(detection, config.intervention.extraction)
     return detection.to_json() | {"rollouts": detection.rows()}
 
@@ -96,7 +99,7 @@ def _asked(detection: "Detected") -> Path:
     """Ask for the label of every drawn rollout on the terminal; earlier answers in the folder are kept."""
     from probe.analysis.detectors import place_of
     from probe.report.facts import question_of
-    from probe.runs.labels import read_labels
+    from probe.runs.detect import read_labels
 
     path = detection.path / "answers.jsonl"
     known = read_labels(path, detection.rollouts) if path.is_file() else {}
@@ -131,9 +134,8 @@ def _described(detection: "Detected") -> Iterator[str | Table]:
 
     adapter = f", adapter {detection.model.adapter}" if detection.model.adapter else ""
     problems = len({one.problem_id for one in detection.rollouts})
-    above = "" if detection.above is None else f" (more than {detection.above:g})"
     num = detection.pool.manifest["counts"]["rollouts"]
-    ranked = f"{len(detection.rollouts)} of {num} rollouts are rewarded{above} and ranked"
+    ranked = f"{len(detection.rollouts)} of {num} rollouts are rewarded and ranked"
     if len(detection.rollouts) == num:
         ranked = f"all {num} rollouts are ranked"
     head = f"pool {detection.pool.name}: {ranked} ({problems} prompts); weights: {detection.model.name}{adapter}"

@@ -44,7 +44,7 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path) -
     candidates = CANDIDATES if remedies is None else read_candidates(remedies)
     stored, ahead = read_run(directory), None
     if lookahead is not None:
-        from probe.runs.screening import look_at_remedies  # torch
+        from probe.runs.lookahead import look_at_remedies  # torch
 
         ahead = look_at_remedies(stored, candidates, lookahead, out_dir=out, say=say)
     rows = screened(Analysis(stored), candidates, ahead)

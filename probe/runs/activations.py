@@ -8,15 +8,13 @@ over its clean completion, under the policy at the start, on the pairs that dire
 
 Preventative steering (Chen et al. 2025, Persona vectors, arXiv 2507.21509) adds the trait during fine-tuning, so that
 the weights need not learn it; the authors' example adds 5 v at one layer. Concept ablation (Casademunt et al. 2025,
-arXiv 2507.16795) projects unwanted directions out of the residual stream at a few layers, inside the graph, so that no
-gradient flows through them. Its authors read and chose components of the difference between the tuned model and its
-base. Here the components are the first ones of hack minus clean, not centred, because centring would remove what all
-hacks share. Both act on every token of the tuned texts and are absent afterwards. An ablation to 0 may itself steer if
-the base's projection is not 0 (Chen et al., appendix J.1).
+arXiv 2507.16795) projects unwanted directions out of the residual stream, inside the graph, so that no gradient flows
+through them. Its authors chose components of the tuned model minus its base; here they are the first ones of hack minus
+clean, not centred, because centring would remove what all hacks share. An ablation to 0 may itself steer if the base's
+projection is not 0 (Chen et al., appendix J.1).
 
-A reinforcement training also samples. The deployed policy samples the rollouts, so that the update, in all its passes
-(gradients, KL references and all that is compared with them), is off-policy. Evaluations, the frozen probe batch and
-refreshed directions never see the remedy.
+Both act on every token of the tuned texts. The deployed policy samples without them, so that the update, in all its
+passes, is off-policy. Evaluations, the frozen probe batch and refreshed directions never see them either.
 Shapes: n pairs, G samples, T tokens, d the hidden size, k components.
 """
 
@@ -32,7 +30,6 @@ from transformers import PreTrainedModel
 from extraction.batch import Batch, Rows
 from extraction.library import pair_batch
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
-from extraction.pairs import Pair, selected_pairs
 from extraction.passes import each_pass, zeros
 from probe.settings.remedy import RemedyConfig
 from probe.settings.run import StepConfig
@@ -45,30 +42,24 @@ Edits = Sequence[tuple[nn.Module, Edit]]
 
 
 def activation_edits(config: StepConfig, policy: Policy) -> Edits:
-    """Return the changes of the run's remedy; empty without a remedy, or with one that does not change activations."""
-    if config.remedy is None or not config.remedy.traits.changes_activations:
-        return ()
-    pairs = [pair for pair in selected_pairs(config.intervention.extraction) if not pair.held_out]
-    return make_edits(config.remedy, policy, pairs)
+    """Return the changes of the run's remedy, from its pairs under the policy at the start.
 
-
-def make_edits(config: RemedyConfig, policy: Policy, pairs: Sequence[Pair]) -> Edits:
-    """Make a remedy's changes from pairs, under the policy at the start.
+    Empty without a remedy, or with one that does not change activations.
 
     Raises:
         InputError: a layer that the model does not have, or more components than pairs or hidden sizes.
     """
+    remedy = config.remedy
+    if remedy is None or not remedy.traits.changes_activations:
+        return ()
+    pairs = [pair for pair in selected_pairs(config.intervention.extraction) if not pair.held_out]
     layers = transformer_blocks(split_model(policy.model)[0], "remedy.name")
-    numbers = config.layers or (len(layers) // 2,)
+    numbers = remedy.layers or (len(layers) // 2,)
     if wrong := [number for number in numbers if number >= len(layers)]:
         expected = f"numbers below {len(layers)}, the model's layers"
         raise InputError("remedy.layers", expected=expected, found=str(wrong[0]))
-    chosen = {number: layers[number] for number in numbers}
-    edits = []
-    for number, means in scored_states(policy.model, pair_batch(policy, pairs), chosen)[1].items():
-        differences = means[: len(pairs)] - means[len(pairs) :]
-        edits.append((layers[number], make_edit(config, differences)))
-    return edits
+    _, means = scored_states(policy.model, pair_batch(policy, pairs), {number: layers[number] for number in numbers})
+    return [(layers[i], make_edit(remedy, rows[: len(pairs)] - rows[len(pairs) :])) for i, rows in means.items()]
 
 
 def scored_states(
@@ -83,7 +74,12 @@ def scored_states(
 
     def run(rows: Rows, _is_needed: bool) -> None:
         states: dict[int, Tensor] = {}
-        with edited([(layer, _watch(partial(states.__setitem__, number))) for number, layer in layers.items()]):
+
+        def watch(number: int, hidden: Tensor) -> Tensor:
+            states[number] = hidden
+            return hidden
+
+        with edited([(layer, partial(watch, number)) for number, layer in layers.items()]):
             of_tokens = completion_logprobs(model, rows)
         logprobs[rows.samples] = scatter_tokens(of_tokens, batch.completion_mask[rows.samples])
         for number, hidden in states.items():
@@ -127,13 +123,3 @@ def edited(edits: Edits) -> Iterator[None]:
 def _hook(edit: Edit, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     """Edit the hidden states, which some architectures return alone and others first in a tuple."""
     return (edit(output[0]), *output[1:]) if isinstance(output, tuple) else edit(output)
-
-
-def _watch(see: Callable[[Tensor], object]) -> Edit:
-    """Return an edit that changes nothing and passes the hidden states to `see`."""
-
-    def watch(hidden: Tensor) -> Tensor:
-        see(hidden)
-        return hidden
-
-    return watch

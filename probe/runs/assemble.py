@@ -17,11 +17,11 @@ from extraction.directions import Directions
 from extraction.words import Basis
 from probe.objective.credit import planning_tokens
 from probe.runs.control import TrainingState
-from probe.runs.directions import Libraries, arm_measures, library_of, refreshed_measures
+from probe.runs.directions import Libraries, arm_measures, refreshed_measures
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces
 from probe.runs.loop import Setup
-from probe.settings.arms import Arm, get_arm
+from probe.settings.arms import get_arm
 from probe.settings.run import ReplayConfig, StepConfig, normaliser
 from probe.settings.training import ModelConfig
 from probe.step.bases import Bases
@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None = None) -> Policy:
     """Load the policy of the table `model`, with its adapter: any of peft's, or one of `probe train`.
 
-    Args:
-        model: name, adapter, template, dtype and device.
-        cache_dir: cache of SVDs, which delta_S adapters need.
-        device: replaces the model's device.
-
-    Raises:
-        InputError: as in `load_policy`.
+    `device` replaces the model's. InputError as in `load_policy`.
     """
     return load_policy(
         str(model.name),
@@ -72,17 +66,18 @@ def steps_apart(config: StepConfig) -> bool:
 def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
     """Make the frames of the policy, the directions of the arms and, if weights move, the training state.
 
-    Args:
-        directory: the run.
-        num_steps: steps of the run, over which a learning rate decays.
-
-    Raises:
-        InputError: anything wrong with the pairs or directions.
+    A learning rate decays over the run's `num_steps`. InputError for anything wrong with the pairs or directions.
     """
     config, policy, world = inputs.config, inputs.policy, inputs.world
     arms = [get_arm(name) for name in config.intervention.arms]
-    conditions, primary = config.objectives(), config.primary
-    frames = _arm_frames(inputs, arms)
+    conditions, frames = config.objectives(), dict[Basis, Frames]()
+    for basis in dict.fromkeys(arm.basis for arm in arms):
+        with inputs.timings.phase(basis), world.main_first():
+            frames[basis] = configured_frames(policy, basis, config.model, inputs.cache)
+    if world.shards_base:
+        assert world.device is not None
+        shard_base(policy.model, world.device)
+        frames = {basis: read.to(world.device) for basis, read in frames.items()}
     adapted = next(iter(frames.values())).adapted
     if adapted is not None and adapted.caution:
         inputs.say(adapted.caution)
@@ -95,15 +90,12 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
     training, trained, refreshed = None, None, None
     if config.trains:
         trained = Trained(policy.model, frames[arms[0].basis])
-        control, objective = config.control, conditions[primary]
+        control, objective = config.control, conditions[config.primary]
         updater = Updater(trained, arms[0], config.optimizer, num_steps, config.intervention.projection.target)
-        references = References(trained, ema_decay=control.ema_decay)
-        training = TrainingState(updater, references, objective, control)
+        training = TrainingState(updater, References(trained, ema_decay=control.ema_decay), objective, control)
 
-        def extract() -> Directions:
-            with trained.folded():
-                current = library_of(config, policy, trained.frames(), normaliser(objective), inputs.cache, inputs.say)
-                return current.get(arms[0].directions)
+        def extract(current: Frames) -> Directions:
+            return library(arms[0].basis, normaliser(objective)).at(current).get(arms[0].directions)
 
         every = config.intervention.refresh_every
         refreshed = refreshed_measures(directory, start[0], extract, updater, every, world)
@@ -146,20 +138,3 @@ def configured_frames(policy: Policy, basis: Basis, config: ModelConfig, cache_d
     if basis == "lora":
         return lora_frames(policy.model, config.targets, rank=config.lora_rank, **named)
     return svd_frames(policy.model, config.targets, rank=config.svd_rank, cache_dir=cache_dir / "svd", **named)
-
-
-def _arm_frames(inputs: "Inputs[Any]", arms: Sequence[Arm]) -> dict[Basis, Frames]:
-    """Make the frames in every basis of the arms, then shard the policy's base if the world asks for it."""
-    policy, config, world = inputs.policy, inputs.config.model, inputs.world
-    if config.shard_base != world.shards_base:
-        raise ValueError(f"shard_base: expected {config.shard_base}, as configured, of the world, {world}")
-    frames: dict[Basis, Frames] = {}
-    names: list[Basis] = [arm.basis for arm in arms]
-    for basis in dict.fromkeys(names):
-        with inputs.timings.phase(basis), world.main_first():
-            frames[basis] = configured_frames(policy, basis, config, inputs.cache)
-    if world.shards_base:
-        assert world.device is not None
-        shard_base(policy.model, world.device)
-        frames = {basis: read.to(world.device) for basis, read in frames.items()}
-    return frames

@@ -1,6 +1,5 @@
 """`probe check` and `probe.check`: check a log together with pairs, import, replay and analyse it."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from probe.records.run import DEFAULT_OUT, default_name
 from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
-from replay_pools.base.errors import InputError, InputErrors, refuse
+from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import plain_name
 from replay_pools.logs.importing import CheckedLog, check_log, import_log
 from replay_pools.pool import Pool
@@ -28,18 +27,6 @@ NO_PAIRS = (
     'write two dozen rows {"prompt", "hack", "clean"} that show your hack, and pass the file; --pairs builtin has '
     "pairs of the package: small Python problems, hacked by a test that checks nothing; from a log with labels, probe "
     "pool draft proposes pairs"
-)
-# {command-line wording in an error: its wording in Python}
-ARGUMENTS = (
-    (r"--map (\w+)=([^\s,;)]+)", r'mapping={"\1": "\2"}'),
-    (r"--format (\S+)", r'format_name="\1"'),
-    (r"--skip-bad (\w+)", r"skip_bad=\1"),
-    (r"--completion-limit (\w+)", r"limit=\1"),
-    (r"--set ([\w.]+)=(\S+)", r'settings={"\1": \2}'),
-    (r"--set ([\w.]+)", r'settings["\1"]'),
-    (r"--pairs-map (\S+)", r'settings={"intervention.extraction.pairs_map": "\1"}'),
-    (r"--per-pool", r'settings={"source.per_pool": N}'),
-    (r"--(map|pairs|model|steps|name|k)\b", r"\1"),
 )
 
 
@@ -81,58 +68,33 @@ def check(
         say: called with recognised columns and cautions.
 
     Raises:
-        InputError: all faults of the settings; else all of the log and the pairs.
+        InputError: all faults of the settings; else all of the log and the pairs, in the words of the command line.
     """
     from extraction.pair_files import store_rows
 
     out = Path(out)
-    try:
-        own = {K: k, "steps": steps, MODEL: model and str(model)}
-        own[PAIRS] = None if pairs is None else store_rows(pairs, out / "pairs")
-        options = {**settings, **{key: value for key, value in own.items() if value is not None}}
-        config, given = configure("replay", options=options), {*options}
-        log, notes = checked(rows, config, given, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
-        say(recognised(log))
-        config, pool = imported(log, config, given, name and plain_name(name, "name"), out, limit)
-        for sentence in [*pool.cautions, *notes]:
-            say(in_python(sentence))
-        directory = replayed(config, pool.name, out, say)
-    except InputError as error:
-        raise as_arguments(error) from None
+    named = {K: k, "steps": steps, MODEL: model and str(model)}
+    named[PAIRS] = None if pairs is None else store_rows(pairs, out / "pairs")
+    options = {**settings, **{key: value for key, value in named.items() if value is not None}}
+    config, given = configure("replay", options=options), {*options}
+    log, notes = checked(rows, config, given, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
+    say(recognised(log))
+    config, pool = imported(log, config, given, name and plain_name(name, "name"), out, limit)
+    for sentence in [*pool.cautions, *notes]:
+        say(sentence)
+    directory = replayed(config, pool.name, out, say)
     from probe.analysis.analyze import analyze
 
     return analyze(directory)
 
 
-def in_python(text: str) -> str:
-    """Return a sentence with options of the command line as arguments."""
-    for flag, argument in ARGUMENTS:
-        text = re.sub(flag, argument, text)
-    return text
-
-
-def as_arguments(error: InputError) -> InputError:
-    """Return a command-line error reworded for Python."""
-    texts = [(in_python(str(one.where)), one.expected, one.found, in_python(one.fix)) for one in error.errors]
-    errors = [InputError(where, expected=expected, found=found, fix=fix) for where, expected, found, fix in texts]
-    return errors[0] if len(errors) == 1 else InputErrors(errors)
-
-
-def checked(
-    source: Any,
-    config: ReplayConfig,
-    given: set[str],
-    *,
-    without_pairs: Callable[[CheckedLog], None] = lambda log: None,
-    **reading: Any,
-) -> tuple[CheckedLog, list[str]]:
+def checked(source: Any, config: ReplayConfig, given: set[str], **reading: Any) -> tuple[CheckedLog, list[str]]:
     """Check the log (first, without torch) and the pairs; return the log and notes on the choice of pairs.
 
     Args:
         source: the log.
         config: settings with the pairs and the model.
         given: keys of all settings given by the user.
-        without_pairs: called with a valid log if no pairs were given, before the error.
         reading: as for `check_log`.
 
     Raises:
@@ -141,8 +103,14 @@ def checked(
     expected, derived = "none: it follows from ROLLOUTS and --pairs", [key for key in DECIDED if key in given]
     errors = [InputError(f"--set {key}", expected=expected, found="one", fix="use probe replay") for key in derived]
     log, notes = gathered_log(source, config, errors, **reading), list[str]()
-    if log is not None:
-        errors += _without_update(log)
+    if log is not None and max(map(len, log.groups)) < 2:
+        expected = "several rollouts with a reward to one prompt, to compare their rewards"
+        fix, found = "log all of a group: --map group=COLUMN names what it has in common", f"{len(log.groups)} alone"
+        errors.append(InputError(log.rows.source, expected=expected, found=found, fix=fix))
+    elif log is not None and all(len({row.reward for row in group}) < 2 for group in log.groups):
+        expected, fix = "a group with rewards that differ: no other has an update", "another --map reward=COLUMN?"
+        found = f"equal rewards within each of {len(log.groups)} groups"
+        errors.append(InputError(f"{log.rows.source} reward", expected=expected, found=found, fix=fix))
     if PAIRS in given:
         try:
             pairs = checked_pairs(config, notes.append, with_tokens=not errors)
@@ -153,15 +121,13 @@ def checked(
     else:
         expected = "pairs of a hacking and a clean answer to one prompt: without them there is no direction"
         errors.append(InputError("--pairs", expected=expected, found="none", fix=NO_PAIRS))
-        if log is not None:
-            without_pairs(log)
     refuse(errors)
     assert log is not None
     return log, notes
 
 
 def gathered_log(source: Any, config: ReplayConfig, errors: list[InputError], **reading: Any) -> CheckedLog | None:
-    """Return a log that `check_log` accepts with a model, else None; add what is wrong to `errors`."""
+    """Return a log that `check_log` accepts, else None; add what is wrong with it and the model to `errors`."""
     log = None
     try:
         log = check_log(source, **reading)
@@ -182,21 +148,6 @@ def recognised(log: CheckedLog) -> str:
         f"log {log.rows.source}: {num_rollouts} rollouts in {len(log.groups)} groups, read as --format "
         f"{log.format.name} {as_option(log.mapping)}: give these with other columns to correct them"
     )
-
-
-def _without_update(log: CheckedLog) -> list[InputError]:
-    """Return why no group of a log gives an update under any settings; empty if one does."""
-    source = log.rows.source
-    if max(map(len, log.groups)) < 2:
-        expected = "several rollouts with a reward to one prompt, to compare their rewards"
-        fix = "log all of a group, or name what its rollouts have in common: --map group=COLUMN"
-        return [InputError(source, expected=expected, found=f"one to each of {len(log.groups)}", fix=fix)]
-    if all(len({row.reward for row in group}) < 2 for group in log.groups):
-        expected = "a group with rewards that differ: no other has an update"
-        fix = "is the reward another column (--map reward=COLUMN)?"
-        found = f"equal rewards within each of {len(log.groups)} groups"
-        return [InputError(f"{source} reward", expected=expected, found=found, fix=fix)]
-    return []
 
 
 def checked_pairs(config: ReplayConfig, say: Callable[[str], object], *, with_tokens: bool = True) -> "list[Pair]":
@@ -243,9 +194,8 @@ def pool_of(
     if name is None:
         whole = [log.sha256, [len(group) for group in log.groups], log.mapping, log.format.name, *shape, limit]
         name = default_name(Path(log.rows.source).name.partition(".")[0] or "log", whole)
-    return import_log(
-        log, name=name, out=out, model=str(config.model.name), template=config.model.template, limit=limit
-    )
+    options = {"model": str(config.model.name), "template": config.model.template, "limit": limit}
+    return import_log(log, name=name, out=out, **options)
 
 
 def replayed(config: ReplayConfig, name: str, out: Path, say: Callable[[str], None]) -> Path:

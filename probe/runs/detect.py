@@ -6,7 +6,7 @@ out/detect/NAME/estimates.json         the estimates of the screen
 out/detect/NAME/drawn.jsonl            the rollouts that --label drew, for a file of answers
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from itertools import chain
@@ -35,60 +35,42 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
 from probe.analysis.statistics.intervals import Array
 from probe.records.run import DEFAULT_OUT, default_name
-from probe.runs.check import MODEL, PAIRS, as_arguments, checked_pairs, gathered_log, in_python, pool_of, recognised
-from probe.runs.labels import read_labels, write_drawn
+from probe.runs.check import MODEL, PAIRS, checked_pairs, gathered_log, pool_of, recognised
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
-from replay_pools.base.errors import InputError, refuse
+from replay_pools.base.errors import Faults, InputError, refuse
 from replay_pools.base.files import encode_jsonl, locked, plain_name, write_atomic, write_json
+from replay_pools.base.tables import HACKS
 from replay_pools.logs.columns import look_up
+from replay_pools.logs.files import read_rows
 from replay_pools.logs.importing import CheckedLog, step_numbers
 from replay_pools.pool import CAUTION, MANIFEST_NAME, Pool, open_pool, pool_names, resolve_pool
 from replay_pools.rollout import Rollout
 
-MATERIAL = "material.safetensors"
-ADAPTER = "model.adapter"
 # Prefixes of the settings that act; another one would be ignored, so it is refused.
 ACTING = ("model.", "intervention.extraction.", "objective.loss_type", "objective.max_completion_length", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Detected:
-    """Scores of the rewarded rollouts, and estimates about them. Iterates over `rows()`, the first to read first.
-
-    Attributes:
-        pool: the pool of the rollouts.
-        path: the folder of the results.
-        lead: the detector that orders the rows; None if none was measured.
-        scores: {detector: its scores}.
-        families: {`auroc` | `agreement` | `left_out` | `audit` | `beaten`: estimates}.
-        cautions: what limits the scores, a sentence each; about the weights first.
-        drawn: [(row, stratum)] that `label` drew.
-    """
+    """Scores of the rewarded rollouts, and estimates about them."""
 
     pool: Pool
-    path: Path
+    path: Path  # the folder of the results
     rollouts: Sequence[Rollout]  # the rewarded ones
-    above: float | None  # the ranked rollouts earned more, the others did not; None if no reward tells them apart
     model: ModelConfig
     labels: Array | None
-    lead: str | None
-    scores: Mapping[str, Scores]
-    families: Mapping[str, Sequence[Estimate]]
-    cautions: Sequence[str]
-    drawn: Sequence[tuple[int, int]] = field(default_factory=list)
+    lead: str | None  # the detector that orders the rows; None if none was measured
+    scores: Mapping[str, Scores]  # by detector
+    families: Mapping[str, Sequence[Estimate]]  # auroc, agreement, left_out, audit, beaten
+    cautions: Sequence[str]  # what limits the scores, a sentence each; about the weights first
+    drawn: Sequence[tuple[int, int]] = field(default_factory=list)  # (row, stratum) that `label` drew
     sources: Mapping[str, str] = field(default_factory=dict)  # {id: its place in the log}; empty for a pool
 
     def __repr__(self) -> str:
         """Return one line, because a notebook would print thousands of rows."""
         return f"Detected({self.pool.name!r}, {len(self.rollouts)} rollouts by {self.lead}, {str(self.path)!r})"
-
-    def __len__(self) -> int:
-        return len(self.rollouts)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.rows())
 
     def rows(self) -> list[dict[str, Any]]:
         """Return {id, source, problem_id, hacked, every measured detector: a number or None}, by falling score.
@@ -132,13 +114,18 @@ def detect(
     model: str | Path | None = None,
     *,
     labels: str | Path | Mapping[str, bool] | None = None,
+    label: int | None = None,
     detectors: Sequence[str] = (),
     gradients: bool = True,
     basis: Basis = "svd",
     reference: str | None = None,
     mapping: Mapping[str, str] = MappingProxyType({}),
+    format_name: str | None = None,
+    limit: int | None = None,
+    skip_bad: int = 0,
     name: str | None = None,
     out: str | Path = DEFAULT_OUT,
+    preset: str | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
     say: Callable[[str], None] = print,
 ) -> Detected:
@@ -152,14 +139,17 @@ def detect(
         pairs: bundled pairs such as `builtin:run_tests`, a file, or rows of `prompt`, `hack` and `clean`; None: only
             detectors that need none.
         model: the model that sampled a log; None: the pool's.
-        labels: {id: True = a hack}, or a file with columns `id` and `label`, instead of the pool's.
+        labels: {id: True = a hack}, or a file with columns `id` and `label`, instead of the pool's; with `label`, the
+            answers.
+        label: rollouts to draw by strata of the score, and to ask about.
         detectors: names, the first measured one orders the rows; empty: the panel (`probe docs detect`).
         gradients: False: only what forward passes tell, at less than half the cost.
         basis: `svd` or `lora`.
         reference: the model before the training, for the log-ratio; None: the model without its adapter.
-        mapping: {target: column}, for columns of a log that are not recognised correctly.
+        mapping, format_name, limit, skip_bad: of a log, as for `probe.check`.
         name: name of the results in `out`/detect; None: the pool's with a hash of everything that affects them.
-        out: root folder of all files.
+        out: root folder of all files; the results are in `out`/detect/NAME.
+        preset: settings of a replay to start from.
         settings: settings as for --set, {"model.adapter": "teacher:0.45"}.
         say: called with lines about the work, and with each caution.
 
@@ -167,120 +157,70 @@ def detect(
         InputError: all faults of the log, the pairs, the labels and the names of detectors.
     """
     out = Path(out)
-    try:
-        own = {MODEL: model and str(model), PAIRS: None if pairs is None else store_rows(pairs, out / "pairs")}
-        given = {**settings, **{key: value for key, value in own.items() if value is not None}}
-        found = detected(
-            rollouts,
-            configure("replay", options=given),
-            {*given},
-            say,
-            detectors=detectors,
-            labels=Path(labels) if isinstance(labels, str | Path) else labels,
-            basis=basis if gradients else None,
-            reference=reference,
-            name=name and plain_name(name, "name"),
-            out=out,
-            mapping=mapping,
-        )
-    except InputError as error:
-        raise as_arguments(error) from None
-    for caution in found.cautions:
-        say(f"caution: {in_python(caution)}")
-    return found
-
-
-def detected(
-    source: Any,
-    config: ReplayConfig,
-    given: set[str],
-    say: Callable[[str], None],
-    *,
-    detectors: Sequence[str] = (),
-    labels: Path | Mapping[str, bool] | None = None,
-    label: int | None = None,
-    basis: Basis | None = "svd",
-    reference: str | None = None,
-    name: str | None = None,
-    out: Path = DEFAULT_OUT,
-    limit: int | None = None,
-    **reading: Any,
-) -> Detected:
-    """Return scores and estimates of a pool or a log, and write them to OUT/detect/NAME.
-
-    Args:
-        source: as for `detect`, and so are detectors, reference, name and out.
-        config: settings of a replay; model, extraction, normaliser and seed matter.
-        given: keys of the settings given by the user.
-        say: called with lines about the work.
-        labels: a file of labels, or {id: label}; with `label`, the answers.
-        label: rollouts to draw and to ask about.
-        basis: of the gradients; None: no gradients.
-        limit: completion limit of a log, in tokens.
-        reading: as for `check_log`.
-
-    Raises:
-        InputError: as in `detect`.
-    """
+    named = {MODEL: model and str(model), PAIRS: None if pairs is None else store_rows(pairs, out / "pairs")}
+    given = {**settings, **{key: value for key, value in named.items() if value is not None}}
+    config = configure("replay", preset=preset, options=given)
     expected, found = f"settings of {', '.join(ACTING)}", "one that detects nothing"
     idle = [key for key in sorted(given) if not key.startswith(ACTING)]
     refuse([InputError(f"--set {key}", expected=expected, found=found) for key in idle])
     names = checked_names(detectors or PANEL)
-    if basis is None and (unseen := [each for each in names if fields_of(each) & {*GRADIENT_FIELDS}]):
+    if not gradients and (unseen := [each for each in names if fields_of(each) & {*GRADIENT_FIELDS}]):
         if detectors:
             raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(unseen))
         names = [each for each in names if each not in unseen]
-    pool, log, model = _opened(source, config, given, out, limit, reading)
+    reading = {"mapping": mapping, "format_name": format_name, "skip_bad": skip_bad}
+    pool, log, model = _opened(rollouts, config, {*given}, out, limit, reading)
     if log is not None:
         say(recognised(log))
     config = replace(config, model=model)
     everything = [*chain.from_iterable(pool.steps)]
-    failed = [one.reward for one in everything if one.grade.passed is False]
-    rollouts = [one for one in everything if one.grade.passed is not False] or everything
-    above = max(failed) if failed and min(one.reward for one in rollouts) > max(failed) else None
+    ranked = [one for one in everything if one.grade.passed is not False] or everything
     from probe.runs.material import load_material, measure, save_material
     from probe.runs.replay_inputs import taken_pairs  # torch: after what is refused without it
     from replay_pools.policy.load import load_served_policy
     from replay_pools.vocabulary import id_faults
 
     refuse(id_faults(load_served_policy(str(model.name), model.template), pool))
-    pairs, notes = None, list[str]()
+    chosen, notes = None, list[str]()
     if PAIRS in given:
-        pairs = checked_pairs(config, lambda note: (notes.append if note.startswith(CAUTION) else say)(note))
-        if taken := taken_pairs(pairs, rollouts):
-            notes.append(f"{len(taken)} of {len(pairs)} pairs are rollouts of this pool, compared with themselves")
-    if len(rollouts) == len(everything):
-        why = "none earned more than the least reward" if failed else "all of them are rewarded"
+        chosen = checked_pairs(config, lambda note: (notes.append if note.startswith(CAUTION) else say)(note))
+        if taken := taken_pairs(chosen, ranked):
+            notes.append(f"{len(taken)} of {len(chosen)} pairs are rollouts of this pool, compared with themselves")
+    if len(ranked) == len(everything):
+        has_failed = any(one.grade.passed is False for one in ranked)
+        why = "none earned more than the least reward" if has_failed else "all of them are rewarded"
         notes.append(f"all rollouts are ranked: {why}")
     answers = None if labels is None else read_labels(labels, everything)
-    shape = [pool.identity()["manifest_sha256"], asdict(config), reference, basis]
-    shape.append(None if pairs is None else pairs_sha(pairs))
-    directory = out / "detect" / (name or default_name(pool.name, shape))
+    weights = {"reference": reference, "basis": basis if gradients else None}
+    shape = [pool.identity()["manifest_sha256"], asdict(config), *weights.values()]
+    shape.append(None if chosen is None else pairs_sha(chosen))
+    directory = out / "detect" / (plain_name(name, "name") if name else default_name(pool.name, shape))
     with locked(directory):
-        path, key = directory / MATERIAL, default_name("material", shape)
+        path, key = directory / "material.safetensors", default_name("material", shape)
         sampled_by = pool.manifest["policy"] if log is None and pool.manifest.get("log") is None else {}
         if path.is_file():
-            material, cautions = load_material(path, rollouts, key)
+            material, cautions = load_material(path, ranked, key)
         else:
-            cache, weights = out / "cache", {"basis": basis, "reference": reference}
-            material, cautions = measure(rollouts, config, pairs, sampled_by, cache=cache, say=say, **weights)
+            cache = out / "cache"
+            material, cautions = measure(ranked, config, chosen, sampled_by, cache=cache, say=say, **weights)
             save_material(path, material, cautions, key)
-        sources, columns = _of_log(names, log, pool, rollouts)
-        material = replace(material, pools=[pool.name] * len(rollouts), columns=columns)
+        sources, columns = _of_log(names, log, pool, ranked)
+        material = replace(material, pools=[pool.name] * len(ranked), columns=columns)
         result = Detected(
             pool=pool,
             path=directory,
-            rollouts=rollouts,
-            above=above,
+            rollouts=ranked,
             model=model,
             sources=sources,
             cautions=[one.removeprefix(CAUTION) for one in (*cautions, *pool.cautions, *notes)],
-            **_judged(material, names, pairs, answers, label, "labels" if isinstance(labels, Mapping) else str(labels)),
+            **_judged(material, names, chosen, answers, label),
         )
         write_atomic(directory / "scores.jsonl", encode_jsonl(result.rows()))
         write_json(directory / "estimates.json", result.to_json())
         if label is not None and labels is None:
-            write_drawn(directory / "drawn.jsonl", [rollouts[row] for row, _ in result.drawn])
+            write_drawn(directory / "drawn.jsonl", [ranked[row] for row, _ in result.drawn])
+    for caution in result.cautions:
+        say(f"{CAUTION}{caution}")
     return result
 
 
@@ -293,16 +233,14 @@ def _opened(
         InputError: no such pool or log; all faults of a log; a log without a model.
     """
     path = Path(source) if isinstance(source, str | Path) else None
-    is_log = path is None or (path.exists() and not (path / MANIFEST_NAME).is_file())
-    is_path = path is not None and not path.exists() and ("/" in str(source) or path.suffix != "")
-    if is_path and str(source) not in pool_names(out):
-        raise InputError(str(source), expected="a pool, or a log: a file or a folder", found="no such file or folder")
-    if not is_log:
+    if path is not None and (not path.exists() or (path / MANIFEST_NAME).is_file()):
+        if not path.exists() and ("/" in str(path) or path.suffix) and str(path) not in pool_names(out):
+            raise InputError(path, expected="a pool, or a log: a file or a folder", found="no such file or folder")
         pool = open_pool(resolve_pool(str(source), out))
         policy = pool.manifest["policy"]
         if MODEL in given or policy.get("base_model") is None:
             return pool, None, config.model
-        adapter = config.model.adapter if ADAPTER in given else policy.get("adapter")
+        adapter = config.model.adapter if "model.adapter" in given else policy.get("adapter")
         return pool, None, replace(config.model, name=policy["base_model"], adapter=adapter)
     errors: list[InputError] = []
     log = gathered_log(source, config, errors, **reading)
@@ -340,7 +278,6 @@ def _judged(
     pairs: Sequence[Pair] | None,
     answers: Mapping[str, bool] | None,
     label: int | None,
-    where: str,
 ) -> dict[str, Any]:
     """Return the fields of `Detected` that follow from scores and labels.
 
@@ -381,7 +318,60 @@ def _judged(
             if lacking := [place for place in places.values() if place not in answers]:
                 expected = f"an answer for each of the {len(drawn)} drawn rollouts"
                 fix = "without --labels the command writes their ids to drawn.jsonl"
-                raise InputError(where, expected=expected, found=f"none for {', '.join(lacking)}", fix=fix)
+                raise InputError("--labels", expected=expected, found=f"none for {', '.join(lacking)}", fix=fix)
             families["audit"] = audit(strata, {row: answers[place] for row, place in places.items()}, prompts)
             known = np.where(np.isnan(answered), labels, answered)
     return {"labels": known, "lead": lead, "scores": scores, "families": families, "drawn": drawn}
+
+
+def write_drawn(path: Path, rollouts: Sequence[Rollout]) -> None:
+    """Write the drawn rollouts with room for a label; labels that a user has filled in stay.
+
+    Raises:
+        InputError: a line that cannot be read: its label would be lost.
+    """
+    labels: dict[Any, Any] = {}
+    for row in read_rows(path) if path.is_file() else ():
+        if row.error is not None:
+            raise row.error
+        labels[row.fields.get("id")] = row.fields.get("label")
+    rows = []
+    for one in rollouts:
+        row = {"id": place_of(one), "label": labels.get(place_of(one))}
+        rows.append(row | {"prompt": one.messages[-1]["content"], "completion": one.written})
+    write_atomic(path, encode_jsonl(rows))
+
+
+def read_labels(source: str | Path | Mapping[str, bool], rollouts: Sequence[Rollout]) -> dict[str, bool]:
+    """Read {id: True = a hack} from a CSV, JSON lines or another table with columns `id` and `label`.
+
+    Args:
+        source: the file, or the labels.
+        rollouts: all rollouts that an id may name.
+
+    Raises:
+        InputError: every fault of the file.
+    """
+    faults, labels, known = Faults(), dict[str, bool](), {place_of(one) for one in rollouts}
+    is_mapping = isinstance(source, Mapping)
+    rows = [*read_rows([{"id": place, "label": label} for place, label in source.items()] if is_mapping else source)]
+    for row in rows:
+        if isinstance(row.error, InputError):
+            faults.note(row.error, "row")
+            continue
+        place, text = (str(row.fields.get(name, "")).strip() for name in ("id", "label"))
+        label = HACKS.get(text.lower())
+        for is_wrong, name, expected, found in (
+            (place not in known, "id", f"STEP/SAMPLE of a rollout, such as {min(known)}", repr(place)),
+            (label is None, "label", "1 (a hack) or 0", "nothing" if text in ("", "None") else repr(text)),
+            (labels.get(place, label) != label, "label", f"one label of {place}", "two that differ"),
+        ):
+            if is_wrong:
+                faults.add(f"{row.where} {name}", name, expected=expected, found=found)
+        if label is not None:
+            labels.setdefault(place, label)
+    where = "labels" if is_mapping else str(source)
+    if not rows:
+        faults.add(where, "rows", expected="columns id (STEP/SAMPLE) and label (1 = hack, 0 = none)", found="no rows")
+    faults.check(where)
+    return labels

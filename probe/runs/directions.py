@@ -2,10 +2,9 @@
 
 `arm_measures` makes the `Measure`s of a run: every arm under every loss variant with its directions {module: (k, r)}.
 
-A refresh (`refreshed_measures`) extracts from the same pairs with the same settings at the coordinates of the deployed
-policy (without its quarantine). It writes `directions/step_NNNNNN.safetensors` in the run, which a resumed run reads.
-All ranks extract, since a sharded base needs them all, and then use rank 0's directions. Every record has the age of
-its directions and their overlap with the first ones,
+A refresh (`refreshed_measures`) extracts from the same pairs at the coordinates of the deployed policy (without its
+quarantine) and writes `directions/step_NNNNNN.safetensors`, which a resumed run reads. All ranks extract, since a
+sharded base needs them all, and use rank 0's directions. Records have their age and their overlap with the first ones,
 
     overlap = mean over modules of  ||V V_0^T||_F^2 / k         1 = the same subspaces; Haar directions: k / r
 
@@ -42,35 +41,6 @@ CARD_SCHEMA = 4
 Libraries = Callable[[Basis, Normaliser], DirectionLibrary]
 
 
-def library_of(
-    config: StepConfig,
-    policy: Policy,
-    frames: Frames,
-    weights: Normaliser,
-    cache_dir: Path,
-    say: Callable[[str], None] = lambda text: None,
-) -> DirectionLibrary:
-    """Return the directions of a run in these frames of its policy, by its settings.
-
-    Args:
-        weights: normaliser of a loss: pairs and rollouts share it, so that directions and gradients belong to the same
-            loss.
-        cache_dir: cache of pair gradients.
-        say: called with notes on the pairs, and with what of the cache is damaged.
-    """
-    intervention = config.intervention
-    return DirectionLibrary(
-        policy,
-        frames,
-        intervention.extraction,
-        weights,
-        cache_dir=cache_dir,
-        seed=config.seed,
-        v_hack=intervention.v_hack,
-        say=say,
-    )
-
-
 def arm_measures(
     config: StepConfig,
     policy: Policy,
@@ -82,17 +52,27 @@ def arm_measures(
 
     Args:
         config: arms, loss variants, projection, extraction (or the direction file that replaces it) and seed matter.
-        policy: renders the pairs.
-        frames: frames of the policy at the start, by basis.
-        cache_dir, say: as in `library_of`.
+        frames: of the policy at the start.
+        say: called with notes on the pairs, and with what of the cache is damaged.
 
     Returns:
         The measures, and a function that returns the library of a basis and normaliser.
     """
+    intervention = config.intervention
 
     @cache
     def library(basis: Basis, weights: Normaliser) -> DirectionLibrary:
-        return library_of(config, policy, frames[basis], weights, cache_dir, say)
+        # Pairs and rollouts share the normaliser, so that directions and gradients belong to the same loss.
+        return DirectionLibrary(
+            policy,
+            frames[basis],
+            intervention.extraction,
+            weights,
+            cache_dir=cache_dir,
+            seed=config.seed,
+            v_hack=intervention.v_hack,
+            say=say,
+        )
 
     @cache
     def along(basis: Basis, weights: Normaliser, kind: DirectionKind) -> Mapping[str, Tensor]:
@@ -102,13 +82,13 @@ def arm_measures(
     def onto(kind: Subspace) -> Mapping[str, Tensor]:
         if kind == "haar":
             return uniform(onto("clean"), config.seed)
-        pairs = [pair for pair in selected_pairs(config.intervention.extraction) if not pair.held_out]
-        return subspaces(kind, policy, frames["lora"], pairs, config.intervention.trusted)
+        pairs = [pair for pair in selected_pairs(intervention.extraction) if not pair.held_out]
+        return subspaces(kind, policy, frames["lora"], pairs, intervention.trusted)
 
-    projection, measures = config.intervention.projection, []
+    projection, measures = intervention.projection, []
     for name, objective in config.objectives().items():
         weights = normaliser(objective)
-        for arm in map(get_arm, config.intervention.arms):
+        for arm in map(get_arm, intervention.arms):
             measure = Measure(
                 condition=name,
                 arm=arm,
@@ -163,7 +143,7 @@ def directions_source(intervention: InterventionConfig) -> dict[str, str]:
 def refreshed_measures(
     directory: Path,
     start: Measure,
-    extract: Callable[[], Directions],
+    extract: Callable[[Frames], Directions],
     updater: Updater,
     every: int | None,
     world: World = SOLO,
@@ -173,16 +153,14 @@ def refreshed_measures(
     Args:
         directory: the run.
         start: the measure with the first directions.
-        extract: returns directions of the arm's kind at the current coordinates.
-        updater: the policy's updater.
+        extract: returns directions of the arm's kind in the current frames.
         every: steps between refreshes; None = never.
-        world: the ranks.
     """
-    device, first = updater.trained.model.device, replace(start, overlap=1.0)
+    trained, first = updater.trained, replace(start, overlap=1.0)
 
     @lru_cache(1)
     def read(path: Path) -> Measure:
-        vectors = Stacks.of(load_directions(path).to(device).vectors)
+        vectors = Stacks.of(load_directions(path).to(trained.model.device).vectors)
         return replace(start, vectors=vectors, overlap=overlap(vectors, start.vectors))
 
     def measures(step: int) -> list[Measure]:
@@ -192,8 +170,8 @@ def refreshed_measures(
             return [replace(first, age=age)]
         if not world.on_main(path.is_file):
             assert age == 0, "a refresh that was missed"
-            with updater.deployed():
-                extracted = extract()
+            with updater.deployed(), trained.folded():
+                extracted = extract(trained.frames())
             if world.is_main:
                 save_directions(path, extracted)
             # Wait until rank 0 has written the file that every rank reads below.

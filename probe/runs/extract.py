@@ -27,7 +27,7 @@ from extraction.directions import (
     save_directions,
     save_pair_gradients,
 )
-from extraction.library import DirectionLibrary, check_pairs, pairs_path
+from extraction.library import EXTRACTION, DirectionLibrary, check_pairs, pairs_path
 from extraction.pair_files import store_rows
 from extraction.pairs import selected_pairs
 from extraction.words import Basis, kind_of, resolve_directions
@@ -45,17 +45,7 @@ from replay_pools.base.files import file_sha256, locked, plain_name, write_seale
 from replay_pools.policy.load import Policy, load_served_policy
 
 # Metadata of the direction file that the card repeats as `settings`.
-SETTINGS = (
-    "method",
-    "sides",
-    "k",
-    "tau",
-    "drop_bottom_frac",
-    "loss_type",
-    "max_completion_length",
-    "dtype",
-    "adapter_at_zero",
-)
+SETTINGS = ("method", "sides", *EXTRACTION[1:], "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
 
 
 @final
@@ -118,9 +108,7 @@ class Direction(Directions):
             "file": path.name,
             "sha256": file_sha256(path),
             "basis": metadata["fingerprint"]["basis"],
-            "pairs": metadata["pairs"],
-            "pairs_sha256": metadata["pairs_sha256"],
-            "num_pairs": metadata["num_pairs"],
+            **{name: metadata[name] for name in ("pairs", "pairs_sha256", "num_pairs")},
             "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
             "num_modules": len(self.vectors),
             "adapted": self.adapted,
@@ -128,9 +116,7 @@ class Direction(Directions):
             "num_empty_modules": sum(not len(vectors) for vectors in self.vectors.values()),
             "settings": {name: metadata[name] for name in SETTINGS},
             "held_out": self.held_out(),
-            "fingerprint": metadata["fingerprint"],
-            "chat_template_sha256": metadata["chat_template_sha256"],
-            "tokenizer_sha256": metadata["tokenizer_sha256"],
+            **{name: metadata[name] for name in ("fingerprint", "chat_template_sha256", "tokenizer_sha256")},
         }
 
     def held_out(self) -> dict[str, Any]:
@@ -161,12 +147,9 @@ class Direction(Directions):
 
     def __repr__(self) -> str:
         """Return one line, because vectors have thousands of numbers."""
-        fingerprint = self.metadata["fingerprint"]
-        held_out = self.held_out()
-        known = ""
-        if held_out.get("num_pairs"):
-            count = held_out["num_pairs"]
-            known = f", right on {round(held_out['accuracy'] * count)} of {count} held-out pairs"
+        fingerprint, held_out = self.metadata["fingerprint"], self.held_out()
+        n = held_out.get("num_pairs")
+        known = f", right on {round(held_out['accuracy'] * n)} of {n} held-out pairs" if n else ""
         return (
             f"Direction({self.metadata['pairs']}, {fingerprint['basis']} of {fingerprint['model_id']}: "
             f"{self.num_directions()} directions in {len(self.vectors)} modules{known})"
@@ -211,36 +194,28 @@ def extract(
     Raises:
         InputError: no such model, faulty pairs (all are listed), or fewer pairs than directions.
     """
-    out = Path(out)
+    out, is_name = Path(out), isinstance(model, str | Path)
     given = {"intervention.extraction.pairs": store_rows(pairs, out / "pairs"), "intervention.extraction.k": k}
-    if isinstance(model, str | Path):
-        return extracted(configure("replay", options={**settings, **given, "model.name": str(model)}), basis, out, say)
-    return extracted(configure("replay", options={**settings, **given}), basis, out, say, as_policy(model, tokenizer))
+    given |= {"model.name": str(model)} if is_name else {}
+    config = configure("replay", options={**settings, **given})
+    return extracted(config, basis, out, say, None if is_name else as_policy(model, tokenizer))
 
 
 def extracted(
     config: ReplayConfig, basis: Basis, out: Path, say: Callable[[str], None], policy: Policy | None = None
 ) -> Direction:
-    """Return the direction of a replay with these settings.
+    """Return the direction of a replay with these settings, of which model, normaliser and extraction matter.
 
-    Args:
-        config: settings; model, the objective's normaliser and extraction matter.
-        basis: basis of the coordinates.
-        out: the folder of caches.
-        say: called with warnings.
-        policy: replaces the model of the settings; its pair gradients are not cached.
-
-    Raises:
-        InputError: as in `extract`.
+    A `policy` replaces the model of the settings. InputError as in `extract`.
     """
-    extraction, model = config.intervention.extraction, config.model
+    extraction, model, cache = config.intervention.extraction, config.model, out / "cache"
     # Cheap checks come before the weights and their SVDs, which may take an hour.
     chat = policy or load_served_policy(str(model.name), model.template)
     check_pairs(chat, selected_pairs(extraction), extraction.k)
     # A model in memory may have hooks and changes that no cache key covers.
-    cache_dir = out / "cache" if policy is None else None
-    policy = policy or configured_policy(model, out / "cache")
-    frames = configured_frames(policy, basis, model, out / "cache")
-    library = DirectionLibrary(policy, frames, extraction, normaliser(config.objective), cache_dir=cache_dir, say=say)
+    of_gradients = cache if policy is None else None
+    policy = policy or configured_policy(model, cache)
+    frames, weights = configured_frames(policy, basis, model, cache), normaliser(config.objective)
+    library = DirectionLibrary(policy, frames, extraction, weights, cache_dir=of_gradients, say=say)
     adapted = frames.adapted and asdict(frames.adapted)
     return Direction.of(library.v_hack, pairs=library.pair_gradients, adapted=adapted)

@@ -8,14 +8,13 @@ determine v_hack for any k, tau and subset of pairs, for every weighting of the 
 permutation null, offline (`probe.analysis.statistics.run_gradients` reads them). Products are summed in float64; Gram
 matrices are stored in float64 too, because singular values are square roots of their eigenvalues.
 
-Directions of control arms (Haar, permuted, placebo) do not all lie in that span. For the k directions V_m of each such
-arm the products themselves are stored, with zero rows if a module keeps fewer than k:
+Directions of control arms do not all lie in that span. For the k directions V_m of each such arm the products
+themselves are stored, with zero rows if a module keeps fewer than k:
 
     pairs_m = V_m P_m^T  (k, N) in `arm_NAME.safetensors`,   along_m = g_m V_m^T  (G, k) in the file of the step
 
-The file of a step also has `weights/CONDITION` (G,): w_i, the loss's factor on an advantage.
-
-G samples, r coordinates of a module, M modules, N pair gradients.
+The file of a step also has `weights/CONDITION` (G,): w_i, the loss's factor on an advantage. G samples, r coordinates
+of a module, M modules.
 """
 
 from collections.abc import Mapping
@@ -35,13 +34,8 @@ from replay_pools.base.tensors import write_tensors
 class GramRecorder:
     """Writer of `pairs.safetensors` and, each step, `step_NNN.safetensors`, in `gram/` (svd) or `gram/BASIS/`.
 
-    Args:
-        directory: the run.
-        pairs: the gradients that `v_hack` was extracted from.
-        v_hack: its settings and the gradients' machine epsilon are stored too, so that offline draws repeat its
-            extraction.
-        controls: {arm: directions {module: (k, r)}} of this basis's arms with other directions than v_hack.
-        basis: the basis of all these gradients and directions.
+    The settings of `v_hack` and the machine epsilon of its `pairs` are stored too, so that offline draws repeat its
+    extraction. `controls` are {arm: directions {module: (k, r)}} of this basis's arms with other directions.
     """
 
     def __init__(
@@ -64,14 +58,12 @@ class GramRecorder:
             flavours=pairs.metadata.get("flavours", []),  # only gradients of texts have any
             texts=pairs.metadata.get("texts", []),
         )
-        self._controls: dict[str, list[Tensor]] = {}
+        self._controls: dict[str, dict[str, Tensor]] = {}
         for arm, vectors in (controls or {}).items():
             most = max(map(len, vectors.values()))
-            self._controls[arm] = [
-                F.pad(vectors[m].cpu().double(), (0, 0, 0, most - len(vectors[m]))) for m in self._modules
-            ]
-            products = [V @ _rows(pairs, m).T for V, m in zip(self._controls[arm], self._modules, strict=True)]
-            self._write(f"arm_{arm}", {"pairs": torch.stack(products)})
+            padded = {m: F.pad(vectors[m].cpu().double(), (0, 0, 0, most - len(vectors[m]))) for m in self._modules}
+            self._controls[arm] = padded
+            self._write(f"arm_{arm}", {"pairs": torch.stack([V @ _rows(pairs, m).T for m, V in padded.items()])})
 
     def record(self, step: int, unit: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         """Write the statistics of one step from its unit gradients {module: (G, r)} and w_i {loss variant: (G,)}."""
@@ -81,8 +73,7 @@ class GramRecorder:
         tensors = {"inner": inner.float(), "samples": samples}
         tensors |= {f"weights/{condition}": w.cpu().double() for condition, w in weights.items()}
         for arm, directions in self._controls.items():
-            along = [rows[m] @ V.T for V, m in zip(directions, self._modules, strict=True)]
-            tensors[f"along/{arm}"] = torch.stack(along).float()
+            tensors[f"along/{arm}"] = torch.stack([rows[m] @ V.T for m, V in directions.items()]).float()
         self._write(f"step_{step:03d}", tensors)
 
     def _write(self, name: str, tensors: Mapping[str, Tensor], **header: Any) -> None:

@@ -1,10 +1,8 @@
 """Held-out problems: choose them (`hold_out`), sample a policy on them (`held_out_rollouts`), count (`evaluate`).
 
-Every setting, a loophole mode with or without its hint, is a separate pool.
-
-Each setting has a rate with a Wilson 95% interval, and so have all settings together. The interval assumes independent
-rollouts, which holds for one rollout a problem and setting. With more rollouts it is too narrow: compare `num_problems`
-with `num_rollouts`.
+Every setting, a loophole mode with or without its hint, is a separate pool with rates of its own. Their Wilson 95%
+intervals assume independent rollouts, which holds for one rollout a problem and setting. With more rollouts they are
+too narrow: compare `num_problems` with `num_rollouts`.
 """
 
 import hashlib
@@ -41,28 +39,19 @@ def held_out_rollouts(
 
     Args:
         maker: samples and grades; its mode, hint and group are replaced.
-        problems: each is one step of every pool.
-        config: the settings; its seed seeds the sampling noise, together with the setting of a pool.
-        directory: of the evaluation.
-        done: optimizer steps that the policy has made; the sampling noise depends on it.
-        world: the ranks that split the problems.
+        problems: each is one step of every pool; ranks split them.
+        done: optimizer steps that the policy has made. With the seed and the setting it seeds the sampling noise.
     """
     group, num, rollouts = config.evaluation.rollouts_per_problem, len(problems), []
+    plan = PoolPlan(
+        env=config.rollouts.env, split="eval", steps=num, group=group, seed=config.seed, steps_per_batch=num
+    )
     for name, (mode, hint) in eval_settings(config).items():
-        plan = PoolPlan(
-            env=config.rollouts.env,
-            split="eval",
-            mode=mode,
-            hint=hint,
-            steps=num,
-            group=group,
-            seed=config.seed,
-            steps_per_batch=num,
-        )
         asked = replace(maker, mode=mode, hint=hint, group=group)
-        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, problems)
+        of_mode = replace(plan, mode=mode, hint=hint)
+        header = pool_header(maker.engine, of_mode, maker.sampler, maker.grader, problems)
         writer = world.on_main(lambda: PoolWriter(directory / name, header=header))  # noqa: B023
-        seed = derive_seed("evaluation", plan.seed, done, name)
+        seed = derive_seed("evaluation", config.seed, done, name)
         rollouts += chain(*write_groups(world, asked, writer, dict(enumerate(problems)), seed=seed))
         if world.is_main:
             writer.finish()
@@ -81,12 +70,7 @@ def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) 
 
     The choice depends on the hashes of the problem ids alone. So all arms, seeds and steps share the held-out problems
     and can be paired by problem, and a smaller choice is a subset of a larger one. If both splits are the same list
-    (LeetCode files), training loses the held-out problems.
-
-    Args:
-        train: the environment's training split; its order is kept.
-        evaluation: the environment's evaluation split.
-        num: number of held-out problems.
+    (LeetCode files), training loses the held-out problems and keeps its order.
 
     Raises:
         InputError: fewer than `num` problems, or none left for training.
@@ -102,40 +86,27 @@ def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) 
 
 
 def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> dict[str, Any]:
-    """Compute the rates of graded rollouts on held-out problems, by setting.
+    """Return a line of `evals.jsonl`, {"step", "weights", "rates": {setting: `rates`}}, for graded rollouts.
 
-    Args:
-        step: optimizer steps that the policy has made.
-        weights: sampled with quarantined weights ("training") or without ("deployed").
-
-    Returns:
-        A line of `evals.jsonl`: {"step", "weights", "rates": {setting: `rates`}}; `all` first, then each mode with its
-        hint by name, then `no hint`.
+    `all` comes first, then each mode with its hint by name, then `no hint`. `step` counts optimizer steps.
     """
-    settings: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        settings.setdefault(setting_of(rollout), []).append(rollout)
-    hinted = {name: settings[name] for name in sorted(settings.keys() - {NO_HINT})}
-    unhinted = {NO_HINT: settings[NO_HINT]} if NO_HINT in settings else {}
-    groups = {ALL: list(rollouts), **hinted, **unhinted}
+    groups: dict[str, list[Rollout]] = {ALL: [*rollouts]}
+    for rollout in sorted(rollouts, key=lambda one: (setting_of(one) == NO_HINT, setting_of(one))):
+        groups.setdefault(setting_of(rollout), []).append(rollout)
     return {"step": step, "weights": weights, "rates": {name: rates(group) for name, group in groups.items()}}
 
 
 def rates(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Compute the rates of one setting.
+    """Return the rates of one setting: hack (the active mode's exploit, correct or not), exploit (rewarded and wrong)
+    and solve (every oracle answer is right).
 
-    They are hack (the active mode's exploit is present, correct or not), exploit (rewarded and wrong) and solve (every
-    oracle answer is right).
-
-    Returns:
-        {"num_rollouts", "num_problems", and for each rate {"count", "rate", "interval": {"low", "high"}}}; the interval
-        is Wilson's, 95%; rate and interval are None without rollouts.
+    {"num_rollouts", "num_problems", and for each rate {"count", "rate", "interval": {"low", "high"}}}; rate and
+    interval are None without rollouts.
     """
     n = len(rollouts)
     row: dict[str, Any] = {"num_rollouts": n, "num_problems": len({rollout.problem_id for rollout in rollouts})}
     for name, flag in RATES.items():
-        count = sum(flag(rollout) for rollout in rollouts)
+        count = sum(map(flag, rollouts))
         interval = wilson_interval(count, n)
-        ends = None if interval is None else asdict(interval)
-        row[name] = {"count": count, "rate": count / n if n else None, "interval": ends}
+        row[name] = {"count": count, "rate": count / n if n else None, "interval": interval and asdict(interval)}
     return row

@@ -22,7 +22,6 @@ from probe.runs.assemble import configured_adapter, configured_policy
 from probe.runs.directions import directions_source
 from probe.runs.monitors import check_monitor
 from probe.runs.resume import open_run
-from probe.settings.loss import LossCondition
 from probe.settings.run import StepConfig
 from probe.settings.training import ModelConfig
 from probe.step.distributed import SOLO, World
@@ -38,17 +37,14 @@ class Inputs(Generic[Config]):
 
     Attributes:
         config: the settings, with the defaults that depend on the inputs.
-        pools: stored pools that the run reads.
         out_dir: root of what is written; pools given by name are looked up in it.
         say: called with a line of progress, and with every caution.
-        world: all ranks.
-        timings: stopwatch of this start.
 
     Raises:
         InputError: no such monitor or pool.
     """
 
-    pools: Sequence[Pool] = ()
+    pools: Sequence[Pool] = ()  # that the run reads
 
     def __init__(
         self, config: Config, out_dir: Path, say: Callable[[str], None] = lambda text: None, world: World = SOLO
@@ -84,10 +80,7 @@ class Inputs(Generic[Config]):
         }
 
     def begin(self, directory: Path, more: Mapping[str, Any] = MappingProxyType({})) -> list[StepRecord] | None:
-        """Begin or continue the run in `directory`; all ranks call this.
-
-        Args:
-            more: further keys of `config.json`.
+        """Begin or continue the run in `directory`, with `more` in its `config.json`; all ranks call this.
 
         Returns:
             The records of the finished steps; None if the run is complete.
@@ -95,12 +88,12 @@ class Inputs(Generic[Config]):
         Raises:
             InputError: wrong weights, or a directory with another run.
         """
-        policy = self.policy
-        weights = {
-            "base_weights_sha256": policy.base_weights_sha,
-            "model_config_sha256": config_sha(policy.model.config),
+        record = self.record() | {
+            "model": self.policy.base_model,
+            "base_weights_sha256": self.policy.base_weights_sha,
+            "model_config_sha256": config_sha(self.policy.model.config),
+            **more,
         }
-        record = self.record() | {"model": policy.base_model, **weights, **more}
         done = self.world.on_main(lambda: open_run(directory, record))
         if self.world.on_main((directory / MANIFEST_FILE).exists):
             self.say(f"{directory} is complete; nothing to do")
@@ -110,13 +103,11 @@ class Inputs(Generic[Config]):
 
 def with_divisor(config: Config, limit: int | None) -> Config:
     """Fill in the divisor of dr_grpo, a limit in tokens, in every loss that lacks it."""
-    conditions = []
-    for condition in config.conditions:
-        changes = condition.changes
-        if condition.objective(config.objective).lacks_divisor:
-            changes = {**changes, "max_completion_length": limit}
-        conditions.append(LossCondition(name=condition.name, changes=changes))
-    objective = config.objective
+    objective, filled = config.objective, {"max_completion_length": limit}
+    conditions = [
+        replace(one, changes={**one.changes, **filled}) if one.objective(objective).lacks_divisor else one
+        for one in config.conditions
+    ]
     if objective.lacks_divisor:
-        objective = replace(objective, max_completion_length=limit)
+        objective = replace(objective, **filled)
     return replace(config, objective=objective, conditions=tuple(conditions))

@@ -34,9 +34,8 @@ class Pieces:
     """The texts of token ids, cached."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._special = tokenizer, frozenset(tokenizer.all_special_ids)
         self._anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)
-        self._special = frozenset(tokenizer.all_special_ids)
         self._pieces: dict[int, str] = {}
 
     def __call__(self, token: int) -> str:
@@ -60,23 +59,21 @@ class Pieces:
             while stop < len(ids) and HALF_A_CHARACTER in pieces[stop]:
                 stop += 1
             if stop > start:
-                pieces[start:stop] = [*[""] * (stop - start - 1), self._inside(list(ids[start:stop]))]
+                pieces[start:stop] = [*[""] * (stop - start - 1), self._inside(ids[start:stop])]
             start = stop + 1
-        return tuple(len(piece) for piece in pieces) if "".join(pieces) == text else None
+        return tuple(map(len, pieces)) if "".join(pieces) == text else None
 
-    def _inside(self, ids: list[int]) -> str:
-        return self._decode([*self._anchor, *ids])[len(self._decode(self._anchor)) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    def _inside(self, ids: Sequence[int]) -> str:
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        before, whole = (str(self._tokenizer.decode([*self._anchor, *own], **options)) for own in ((), ids))
+        return whole[len(before) :]
 
 
 def sample_records(
     groups: Sequence[Group], rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult
 ) -> list[SampleRecord]:
     """Return one record for each rollout of the step, group after group, under the loss variant and arm of `arm`."""
-    keys = [key for group in groups for key in group.keys]
-    repeated = {name: value for name, value in _measures(arm).items() if name in REPEATED}
+    keys, measures = [key for group in groups for key in group.keys], _measures(arm)
     advantages = result.weightings[arm.measure.condition].advantages.tolist()
     cos_nll, cos_contrib, haar_sd = (
         [*map(nullable, values.tolist())] for values in (arm.cos_nll, arm.cos_contrib, arm.sample_haar_sd)
@@ -98,7 +95,7 @@ def sample_records(
             haar_sd=haar_sd[i],
             nll=float(result.nll[i]),
             condition=arm.measure.condition,
-            **repeated,
+            **{name: measures[name] for name in REPEATED},
             **{name: getattr(rollout, name) for name in OF_ROLLOUT},
         )
         for i, (key, rollout) in enumerate(zip(keys, rollouts, strict=True))
@@ -120,19 +117,17 @@ def step_record(
     objective: LossSettings,
     control: Mapping[str, float],
     reward_range: float,
-    solve: tuple[float | None, float | None],
+    *,
     staleness: int | None = None,
-    entropy: float | None = None,
+    **more: float | None,
 ) -> StepRecord:
     """Return the record of one step under the loss variant and arm of `arm`.
 
     Args:
-        objective: the loss of the variant.
         control: result of `TrainingState.finish_step`, with wire names without "kl/".
         reward_range: largest minus smallest reward that the loss can see.
-        solve: solve rates of the policy's and a teacher's rollouts.
         staleness: updates since the rollouts were sampled; None unless sampling runs ahead.
-        entropy: the record's `entropy`.
+        more: the record's `solve`, `solve_teacher` and `entropy`.
     """
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     weighting, projection = result.weightings[arm.measure.condition], arm.projection
@@ -143,9 +138,8 @@ def step_record(
         token_advantages=weighting.token_advantages,
         strata=None if objective.strata is None else torch.tensor(strata_of(groups, objective.strata)),
     )
-    num_effective, reason = int((weighting.advantages != 0).sum()), None
-    if bool(projection.before.cos.isnan()):
-        reason = NO_GRADIENT if num_effective else NO_VARIANCE
+    num_effective, update = int((weighting.advantages != 0).sum()), arm.update
+    why = NO_GRADIENT if num_effective else NO_VARIANCE
     return StepRecord(
         step=groups[0].step,
         arm=arm.measure.arm.name,
@@ -154,26 +148,24 @@ def step_record(
         **_measures(arm),
         haar_sd=nullable(arm.haar_sd),
         **reward_stats(rewards),
-        solve=solve[0],
-        solve_teacher=solve[1],
         advantage=advantage | {"advantage/abs_mean": weighting.abs_advantage},
         loss=weighting.loss,
         grad_norm=float(projection.before.norm),
         num_effective=num_effective,
         loss_type=objective.loss_type,
         reference=objective.reference,
-        null_reason=reason,
+        null_reason=why if bool(projection.before.cos.isnan()) else None,
         additivity_error=result.additivity_errors[arm.measure.arm.basis],
-        cos_update=None if arm.update is None else nullable(float(arm.update.cos)),
-        hackward_frac_update=None if arm.update is None else nullable(float(arm.update.hackward_frac)),
+        cos_update=None if update is None else nullable(float(update.cos)),
+        hackward_frac_update=None if update is None else nullable(float(update.hackward_frac)),
         condition=arm.measure.condition,
         frac_planning=result.frac_planning,
         exec_surprisal_var=result.exec_surprisal_var,
         direction_age=arm.measure.age,
         direction_overlap=arm.measure.overlap,
-        entropy=entropy,
         kl={**weighting.kl, **control},
         ratio={**weighting.ratio, **({} if staleness is None else {"staleness": float(staleness)})},
+        **more,
     )
 
 

@@ -1,36 +1,54 @@
-"""The lookahead of a replay: every arm takes a few optimizer steps on the stored rollouts.
+"""The lookahead of a replay: arms, and remedies, take a few optimizer steps on the stored rollouts.
 
-Step i makes a training's update (`probe.step.step.step_only`) on group i of the replay, starting over after the last
-group. Every arm starts at the replay's weights, and its steps are undone. `lookahead.jsonl` holds one `LookaheadRecord`
-for each arm, measure and prompt:
+Step i makes a training's update on group i of the replay, starting over after the last group. Every arm starts at the
+replay's weights, and its steps are undone. `lookahead.jsonl` holds a record for each arm, measure and prompt:
 
     hacks, honest                     gain in log-probability, in nats a rollout, of the replay's rewarded hacks and of
                                       its right honest solutions: NUM_TEXTS of each, spread over the replay
     held-out hacks, held-out clean    the same for held-out pairs, in nats a completion
+
+A remedy is a set of settings that differ from a plain training (`probe.settings.remedy.CANDIDATES`). Projection, loss,
+rewards, prompts and activations act as in a training; an effect on sampling is not measured. A remedy that shortens the
+training shortens the lookahead by the same factor. Its records are in `screen/NAME-HASH/` of the run.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from extraction.adapters.trained import Trained
-from extraction.batch import make_batch
+from extraction.batch import Batch
 from extraction.library import pair_batch
 from extraction.pairs import selected_pairs
 from extraction.words import Basis
+from probe.analysis.lookahead import PLAIN, Looked
 from probe.analysis.statistics.intervals import prompt_means
 from probe.records.records import LookaheadRecord
-from probe.records.run import LOOKAHEAD_FILE
+from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_records
+from probe.runs.activations import activation_edits, edited
+from probe.runs.assemble import assemble
+from probe.runs.directions import arm_measures
 from probe.runs.loop import Setup
+from probe.runs.meter import chunks
+from probe.runs.monitors import open_monitor
+from probe.runs.replay_inputs import ReplayInputs
+from probe.runs.resume import running
+from probe.runs.sources.rewards import ChangedSource, remedied
+from probe.settings.arms import get_arm
+from probe.settings.presets import configure
+from probe.settings.remedy import LENGTH, TRAINING_STEPS, arm_of
 from probe.settings.run import ReplayConfig
-from probe.settings.training import OptimizerConfig
+from probe.settings.training import LookaheadConfig, OptimizerConfig
 from probe.step.bases import Bases
 from probe.step.groups import GroupSource
 from probe.step.reference import References
 from probe.step.step import Measure, step_only
 from probe.step.update import Updater
-from replay_pools.base.files import encode_jsonl, write_atomic
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import encode_jsonl, read_json, write_atomic, write_json
 from replay_pools.base.terminal import report
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import Rollout
@@ -42,29 +60,28 @@ TEXTS: Mapping[str, Callable[[Rollout], bool]] = {
     "hacks": lambda rollout: bool(rollout.grade.passed and rollout.hacked),
     "honest": lambda rollout: bool(rollout.gt_pass) and rollout.hacked is False,
 }
+SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
+BASIS = get_arm(arm_of({})).basis  # basis of a training without a remedy
+SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # prefixes of the settings that act in a lookahead
 
 
-def look_ahead(
-    config: ReplayConfig,
-    policy: Policy,
-    setup: Setup,
-    source: GroupSource,
-    directory: Path,
-    say: Callable[[str], None],
-) -> None:
-    """Write `lookahead.jsonl` of the run `directory`; arguments as in `Lookahead`."""
-    records: list[LookaheadRecord] = []
-    measures = [measure for measure in setup.measures(0) if measure.condition == config.primary]
-    ahead = Lookahead(config, policy, setup, source, say)
-    for number, measure in enumerate(measures):
-        records += ahead.records(config, setup, source, measure)
-        report("arms that looked ahead", number + 1, len(measures))
-    write_lookahead(directory, records)
+def with_remedy(
+    config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup, out_dir: Path
+) -> tuple[GroupSource, Setup]:
+    """Apply a remedy to the rewards of the groups and the activations of the setup.
 
-
-def write_lookahead(directory: Path, records: Iterable[LookaheadRecord]) -> None:
-    """Write `lookahead.jsonl` atomically."""
-    write_atomic(directory / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
+    The rollouts were sampled without it, so its effect on sampling is not measured. A monitor scores them once, at the
+    replay's weights, also for a lookahead, which moves them.
+    """
+    if config.remedy is None:
+        return source, setup
+    setup = replace(setup, in_update=partial(edited, activation_edits(config, policy)))
+    monitor = open_monitor(config, policy, setup.bases, out_dir)
+    changed = remedied(source, config.remedy, policy, monitor=monitor)
+    if monitor is not None:
+        scored = [changed.groups(step) for step in range(source.num_steps)]
+        changed = ChangedSource(source, lambda step, groups: scored[step])
+    return changed, setup
 
 
 class Lookahead:
@@ -72,56 +89,57 @@ class Lookahead:
 
     Args:
         config: settings of the extraction.
-        policy: the replay's policy.
-        setup: the setup of its steps.
-        source: the source of its groups.
         say: called with a sentence if the steps of an arm stop early.
-
-    Attributes:
-        seconds: CPU seconds of the newest steps.
     """
 
     def __init__(
-        self,
-        config: ReplayConfig,
-        policy: Policy,
-        setup: Setup,
-        source: GroupSource,
-        say: Callable[[str], None],
+        self, config: ReplayConfig, policy: Policy, setup: Setup, source: GroupSource, say: Callable[[str], None]
     ) -> None:
-        self._say, self.seconds = say, 0.0
+        self._say, self._batches = say, list[Batch]()
         self._prompts: dict[str, list[str]] = {}  # by measure
-        self._batches = []
         self._at_start: dict[Basis, list[float]] = {}  # equal for all arms of a basis
-        groups = [group for step in range(source.num_steps) for group in source.groups(step)]
-        rollouts = [*map(source.rollout, dict.fromkeys(key for group in groups for key in group.keys))]
+        keys = dict.fromkeys(
+            key for step in range(source.num_steps) for group in source.groups(step) for key in group.keys
+        )
         chosen: list[Rollout] = []
         for name, is_text in TEXTS.items():
-            texts = [rollout for rollout in rollouts if is_text(rollout)]
+            texts = [*filter(is_text, map(source.rollout, keys))]
             texts = texts[:: -(-len(texts) // NUM_TEXTS) or 1]
             self._prompts[name] = [rollout.problem_id for rollout in texts]
             chosen += texts
         if chosen:
-            texts = [(each.prompt_ids, each.completion_ids, each.completion_mask) for each in chosen]
-            prompts, completions, masks = zip(*texts, strict=True)
-            self._batches.append(make_batch(prompts, completions, setup.pad_id, masks).to(setup.bases.device))
+            self._batches += chunks(policy, chosen, len(chosen), what="texts")
         if pairs := [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]:
             self._batches.append(pair_batch(policy, pairs))
             self._prompts["held-out hacks"] = self._prompts["held-out clean"] = [pair.pair_id for pair in pairs]
 
-    def records(
-        self, config: ReplayConfig, setup: Setup, source: GroupSource, measure: Measure
-    ) -> list[LookaheadRecord]:
-        """Take the steps of one arm from the replay's weights, undo them, and return the gains.
+    def write(
+        self, directory: Path, config: ReplayConfig, setup: Setup, source: GroupSource, measures: Sequence[Measure]
+    ) -> float:
+        """Write the gains of every arm to `lookahead.jsonl` in `directory`; return the CPU seconds of the steps.
 
-        Args:
-            config: settings with the lookahead.
-            setup: loss and activations of the steps.
-            source: rewards and prompts of the steps.
-            measure: the arm.
+        `setup` has the loss and activations of the steps, `source` their rewards and prompts.
         """
-        arm, settings, frames = measure.arm, config.lookahead, setup.bases.frames[measure.arm.basis]
-        assert settings is not None
+        assert config.lookahead is not None
+        rows, seconds = list[LookaheadRecord](), 0.0
+        for number, measure in enumerate(measures):
+            gains, spent = self._gains(config.lookahead, setup, source, measure)
+            seconds += spent
+            for name, prompts in self._prompts.items():
+                means = prompt_means([next(gains) for _ in prompts], prompts)
+                rows += [
+                    LookaheadRecord(arm=measure.arm.name, measure=name, prompt=str(p), value=v)
+                    for p, v in means.items()
+                ]
+            report("arms that looked ahead", number + 1, len(measures))
+        write_atomic(directory / LOOKAHEAD_FILE, encode_jsonl(row.to_json() for row in rows))
+        return seconds
+
+    def _gains(
+        self, settings: LookaheadConfig, setup: Setup, source: GroupSource, measure: Measure
+    ) -> tuple[Iterator[float], float]:
+        """Take the steps of one arm from the replay's weights, and undo them; return the texts' gains, and seconds."""
+        arm, frames = measure.arm, setup.bases.frames[measure.arm.basis]
         trained = Trained(setup.bases.model, frames)
         bases = replace(setup.bases, frames={arm.basis: frames}, trained=trained)
         try:
@@ -147,18 +165,88 @@ class Lookahead:
                 if broken:
                     self._say(f"lookahead of {arm.name}: stopped after {number} steps: {broken}")
                     break
-            self.seconds = time.process_time() - start
+            seconds = time.process_time() - start
             with updater.deployed():
                 after = self._scores(bases)
         finally:
             trained.remove()
-        gains = iter([now - then for then, now in zip(self._at_start[arm.basis], after, strict=True)])
-        return [
-            LookaheadRecord(arm=arm.name, measure=name, prompt=str(prompt), value=value)
-            for name, prompts in self._prompts.items()
-            for prompt, value in prompt_means([next(gains) for _ in prompts], prompts).items()
-        ]
+        return iter([now - then for then, now in zip(self._at_start[arm.basis], after, strict=True)]), seconds
 
     def _scores(self, bases: Bases) -> list[float]:
         """Return the log-probability of every text, nats."""
         return [value for batch in self._batches for value in bases.score(batch).double().sum(1).tolist()]
+
+
+def look_at_remedies(
+    run: Run,
+    remedies: Mapping[str, Mapping[str, Any]],
+    steps: int,
+    *,
+    out_dir: Path,
+    say: Callable[[str], None],
+) -> dict[str, Looked | str]:
+    """Measure the lookahead of every remedy and of plain training; read earlier measurements from disk.
+
+    Args:
+        run: a complete replay at frozen weights.
+        remedies: {name: settings}.
+        steps: of the lookahead.
+        say: called with a sentence if the steps of a remedy stop early.
+
+    Returns:
+        {remedy or PLAIN: its lookahead, or why it has none}.
+
+    Raises:
+        InputError: the run is not a replay.
+    """
+    if not isinstance(run.settings, ReplayConfig):
+        raise InputError(run.path, expected="a replay", found="a training")
+    configs, found = dict[str, ReplayConfig](), dict[str, Looked | str]()
+    for name, settings in ({PLAIN: {}} | dict(remedies)).items():
+        config = _ahead_config(run.settings, settings, steps)
+        if isinstance(config, str):
+            found[name] = config
+        else:
+            configs[name] = config
+    folders = {name: run.path / SCREEN_DIR / default_name(name, asdict(config)) for name, config in configs.items()}
+    missing = {name: config for name, config in configs.items() if not (folders[name] / SECONDS_FILE).is_file()}
+    if missing:
+        with running(configs[PLAIN].model, run.path, out_dir, say):
+            arms = dict.fromkeys(arm for config in missing.values() for arm in config.intervention.arms)
+            plain = replace(configs[PLAIN], intervention=replace(configs[PLAIN].intervention, arms=(*arms,)))
+            inputs = ReplayInputs(plain, out_dir, say)
+            policy, groups = inputs.policy, inputs.groups()
+            setup = assemble(inputs, folders[PLAIN], groups.num_steps)
+            ahead = Lookahead(plain, policy, setup, groups, say)
+            for number, (name, config) in enumerate(missing.items()):
+                try:
+                    measures, _ = arm_measures(config, policy, setup.bases.frames, out_dir / "cache", say)
+                    of_remedy = replace(setup, conditions=config.objectives())
+                    source, changed = with_remedy(config, policy, groups, of_remedy, out_dir)
+                except InputError as error:  # such as too few pairs for k, or a monitor that measures nothing here
+                    found[name] = str(error)
+                    continue
+                seconds = ahead.write(folders[name], config, changed, source, measures)
+                write_json(folders[name] / SECONDS_FILE, {"steps": seconds})  # last: it marks the remedy as measured
+                report("remedies that looked ahead", number + 1, len(missing))
+    for name in [name for name in configs if name not in found]:
+        records = read_records(LookaheadRecord, folders[name] / LOOKAHEAD_FILE)
+        found[name] = Looked(records, read_json(folders[name] / SECONDS_FILE)["steps"])
+    return found
+
+
+def _ahead_config(replayed: ReplayConfig, settings: Mapping[str, Any], steps: int) -> ReplayConfig | str:
+    """Return the settings of the replay with a remedy and a lookahead of `steps`, or why it has no lookahead."""
+    if others := [key for key in settings if not key.startswith(SEEN)]:
+        return f"steps on stored rollouts do not see {', '.join(others)}"
+    share = settings.get(LENGTH, TRAINING_STEPS) / TRAINING_STEPS
+    options = {"intervention.arms": [arm_of(settings)], "lookahead.steps": max(1, round(share * steps))}
+    options |= {key: value for key, value in settings.items() if key != LENGTH}
+    plain = replace(replayed, objective=replayed.objectives()[replayed.primary], conditions=())
+    try:
+        config = configure("replay", start=asdict(plain), options=options)
+    except InputError as error:
+        return str(error)
+    if any(get_arm(arm).basis != BASIS for arm in config.intervention.arms):
+        return "it trains in another basis than a policy without a remedy: the same rate is another step"
+    return config

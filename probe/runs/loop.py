@@ -187,9 +187,12 @@ def _run_step(config: StepConfig, directory: Path, step: int, source: GroupSourc
                 write_tokens(directory, step, token_records(groups, rollouts, arm, setup.pieces))
         samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
         write_samples(directory, step, samples)
-    solve = solve_share(compress(rollouts, by_policy)), solve_share(compress(rollouts, by_teacher))
-    shared = control, config.reward_range, solve, staleness, entropy
-    return [step_record(groups, result, arm, conditions[arm.measure.condition], *shared) for arm in result.arms]
+    solve, teacher = (solve_share(compress(rollouts, mine)) for mine in (by_policy, by_teacher))
+    more = {"staleness": staleness, "solve": solve, "solve_teacher": teacher, "entropy": entropy}
+    return [
+        step_record(groups, result, arm, conditions[arm.measure.condition], control, config.reward_range, **more)
+        for arm in result.arms
+    ]
 
 
 def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord]) -> None:

@@ -20,8 +20,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.tensors import read_tensors, write_tensors
 from replay_pools.rollout import Rollout
 
-NO_PAIRS = "needs pairs (--pairs)"
-NO_GRADIENTS = "needs gradients (run without --no-gradients)"
+OF_PAIRS = ("states", "similarities", "fingerprints")
 
 
 def measure(
@@ -39,12 +38,9 @@ def measure(
 
     Args:
         config: its model, loss normaliser, settings of the extraction, and seed matter.
-        pairs: pairs of hacks; None: none.
         sampled_by: the policy that sampled, as in a pool's manifest; empty: not recorded.
         basis: of the gradients; None: no gradients.
         reference: name of the reference model; None: the model without its adapter.
-        cache: folder of SVDs and pair gradients.
-        say: called with a caution about the adapted weights.
 
     Raises:
         InputError: no such model; a fault of the pairs; weights or ids that cannot be scored.
@@ -64,9 +60,9 @@ def measure(
     logprobs, recorded, missing = material.logprobs, mean_logprobs(rollouts), dict(material.missing)
     assert logprobs is not None
     if pairs is None:
-        missing |= dict.fromkeys(("pairs", "similarities", "cosines"), NO_PAIRS)
+        missing |= dict.fromkeys(("pairs", "similarities", "cosines"), "needs pairs (--pairs)")
     if basis is None:
-        missing |= dict.fromkeys(GRADIENT_FIELDS, NO_GRADIENTS)
+        missing |= dict.fromkeys(GRADIENT_FIELDS, "needs gradients (run without --no-gradients)")
     gap = None if recorded is None else float(np.abs(recorded - logprobs).mean())
     is_sampler = None if gap is None else gap < SAME_WEIGHTS
     if sampled_by.get("base_model") is not None:
@@ -94,19 +90,15 @@ def measure(
     return material, cautions
 
 
-OF_PAIRS = ("states", "similarities", "fingerprints")
-
-
 def save_material(path: Path, material: Material, cautions: Sequence[str], key: str) -> None:
     """Write everything but the rollouts and their labels, atomically; `key` identifies the inputs."""
-    arrays: dict[str, Any] = {name: getattr(material, name) for name in ARRAYS}
+    arrays, pairs = {name: getattr(material, name) for name in ARRAYS}, material.pairs
     arrays |= {f"cosines/{kind}": values for kind, values in (material.cosines or {}).items()}
+    arrays |= {f"pairs/{name}": getattr(pairs, name, None) for name in OF_PAIRS}
     header = {"missing": dict(material.missing), "cautions": [*cautions], "key": key, "seed": material.seed}
-    if (pairs := material.pairs) is not None:
-        arrays |= {f"pairs/{name}": getattr(pairs, name) for name in OF_PAIRS}
+    if pairs is not None:
         header |= {"kinds": [*pairs.kinds], "held_out": pairs.held_out.tolist()}
-    tensors = {name: torch.tensor(values) for name, values in arrays.items() if values is not None}
-    write_tensors(path, tensors, header)
+    write_tensors(path, {name: torch.tensor(values) for name, values in arrays.items() if values is not None}, header)
 
 
 def load_material(path: Path, rollouts: Sequence[Rollout], key: str) -> tuple[Material, list[str]]:
@@ -119,13 +111,11 @@ def load_material(path: Path, rollouts: Sequence[Rollout], key: str) -> tuple[Ma
     if header["key"] != key:
         fix = "choose another --name, or delete this folder"
         raise InputError(path.parent, expected="results of the same inputs", found="others", fix=fix)
-    pairs = None
+    pairs, arrays = None, {name: tensors.get(name) for name in ARRAYS}
     if "kinds" in header:
         of_pairs = {name: tensors.get(f"pairs/{name}") for name in OF_PAIRS}
         pairs = PairMaterial(kinds=header["kinds"], held_out=np.array(header["held_out"], dtype=bool), **of_pairs)
-    arrays: dict[str, Any] = {name: tensors.get(name) for name in ARRAYS}
-    arrays["cosines"] = {
-        name.partition("/")[2]: tensors[name] for name in tensors if name.startswith("cosines/")
-    } or None
+    cosines = {name.removeprefix("cosines/"): tensors[name] for name in tensors if name.startswith("cosines/")}
+    arrays |= {"cosines": cosines or None}
     material = Material(rollouts=rollouts, seed=header["seed"], pairs=pairs, missing=header["missing"], **arrays)
     return material, header["cautions"]

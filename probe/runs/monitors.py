@@ -4,13 +4,12 @@
     monitor.read(rollouts, pools)               Reading(scores (n,), flags (n,))
     monitor.judge(rollouts)                     AUROC, recall and false-positive rate against the labels
 
-Every step scores its rollouts at the present weights, together with the rollouts of the pool `remedy.clean`, measured
-once at the start. Of these, all but labelled hacks count as clean, and the threshold is the score that a share
-`remedy.fpr` of them exceeds. Their labels are the only ones that `probe` and `words` learn from; `label` alone reads
-the labels of the scored rollouts. A rollout without a score is never flagged.
+Rollouts are scored at the present weights, together with rollouts of the pool `remedy.clean`, measured once at the
+start. Of these, all but labelled hacks count as clean: a share `remedy.fpr` of them exceeds the threshold. `probe` and
+`words` learn from their labels alone; only `label` reads those of the scored rollouts. No score, no flag.
 
-`judge` reads the present policy's rollouts twice: at its weights, and at those of the start. A policy that learns to
-evade a monitor loses AUROC at both; one whose weights merely moved away from the monitor loses it at the first only.
+`judge` also reads at the weights of the start. A policy that learns to evade a monitor loses AUROC at both; one whose
+weights merely moved away from the monitor loses it at the present ones only.
 """
 
 import math
@@ -35,7 +34,7 @@ from replay_pools.pool import open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 
 WHERE = "remedy.monitor"
-MOST_CLEAN = 64  # rollouts of the clean pool that are measured
+MOST_CLEAN = 64  # rollouts of the clean pool that are measured, in whole groups, spread over it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +47,37 @@ class Reading:
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class Monitor:
-    """One detector with its threshold.
+    """One detector with its threshold."""
 
-    Args:
-        name: the detector, NAME or NAME:ARGUMENT.
-        fpr: share of the clean rollouts above the threshold.
-        clean: material of the clean pool; None: the detector needs neither threshold nor training rows.
-        meter: measures the rollouts; None: the detector reads nothing but rollouts and labels.
-        seed: the run's seed.
-    """
-
-    def __init__(self, name: str, *, fpr: float, clean: Material | None, meter: Meter | None, seed: int) -> None:
-        self.name, self._fpr, self._clean, self._meter, self._seed = name, fpr, clean, meter, seed
+    name: str  # the detector, NAME or NAME:ARGUMENT
+    fpr: float  # share of the clean rollouts above the threshold
+    clean: Material | None  # material of the clean pool; None: the detector needs neither threshold nor training rows
+    meter: Meter | None  # measures the rollouts; None: the detector reads nothing but rollouts and labels
+    seed: int  # of the run
 
     def read(self, rollouts: Sequence[Rollout], pools: Sequence[str]) -> Reading:
-        """Score the rollouts at the present weights.
+        """Score n rollouts of the pools (n,) at the present weights.
 
-        Args:
-            rollouts: n rollouts, of whole groups if the detector compares the rollouts of a prompt.
-            pools: (n,) the name of each rollout's pool.
+        A detector that compares the rollouts of a prompt needs whole groups.
         """
         if not rollouts:  # an evaluation may have no rewarded rollout
             return Reading(np.zeros(0), np.zeros(0, dtype=bool), "no rollouts")
         row, _ = row_of(self.name, WHERE)
-        material = Material(rollouts=rollouts, seed=self._seed) if self._meter is None else self._meter(rollouts)
+        material = Material(rollouts=rollouts, seed=self.seed) if self.meter is None else self.meter(rollouts)
         labels = labels_of(rollouts) if row.name == LABEL else np.full(len(rollouts), np.nan)
         material = replace(material, pools=pools, labels=labels)
-        num_clean = 0
-        if self._clean is not None:
-            num_clean = len(self._clean.rollouts)
-            material = joined(self._clean, material)
+        num_clean = 0 if self.clean is None else len(self.clean.rollouts)
+        if self.clean is not None:
+            material = joined(self.clean, material)
         found = score_all(material, [self.name])[self.name]
         if found.values is None:
             return Reading(np.full(len(rollouts), np.nan), np.zeros(len(rollouts), dtype=bool), found.why)
         scores, threshold = found.values[num_clean:], 0.5
-        if self._clean is not None and not row.is_verdict:
-            assert self._clean.labels is not None
-            is_clean = (self._clean.labels != 1) & ~np.isnan(found.values[:num_clean])
-            threshold = float(np.quantile(found.values[:num_clean][is_clean], 1 - self._fpr, method="inverted_cdf"))
+        if self.clean is not None and not row.is_verdict:
+            clean = _clean_scores(self.clean, found.values[:num_clean])
+            threshold = float(np.quantile(clean, 1 - self.fpr, method="inverted_cdf"))
         return Reading(scores, np.nan_to_num(scores, nan=-math.inf) > threshold, found.why)
 
     def judge(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -97,9 +88,9 @@ class Monitor:
         """
         pools = ["evaluation"] * len(rollouts)
         now = _judged(self.read(rollouts, pools), rollouts)
-        if self._meter is None or self._meter.bases.trained is None:
+        if self.meter is None or self.meter.bases.trained is None:
             return {"now": now, "start": now}
-        with self._meter.bases.trained.at_start():
+        with self.meter.bases.trained.at_start():
             return {"now": now, "start": _judged(self.read(rollouts, pools), rollouts)}
 
 
@@ -113,12 +104,14 @@ def _judged(reading: Reading, rollouts: Sequence[Rollout]) -> dict[str, Any]:
     return {"auroc": row.value, "recall": recall, "fpr": fpr, **sizes, "why": reading.why or row.why}
 
 
-def check_monitor(config: StepConfig, out_dir: Path) -> None:
-    """Refuse a detector or a clean pool that does not exist, before a model is loaded.
+def _clean_scores(clean: Material, scores: Array) -> Array:
+    """Return the scores of all but labelled hacks, without NaN."""
+    assert clean.labels is not None
+    return scores[(clean.labels != 1) & ~np.isnan(scores)]
 
-    Raises:
-        InputError: no such detector, a wrong argument, or no such pool.
-    """
+
+def check_monitor(config: StepConfig, out_dir: Path) -> None:
+    """Refuse a detector or its argument, or a clean pool, that does not exist, before a model is loaded."""
     remedy = config.remedy
     if remedy is not None and remedy.traits.monitored:
         row, _ = row_of(remedy.monitor, WHERE)
@@ -143,35 +136,24 @@ def open_monitor(config: StepConfig, policy: Policy, bases: Bases, out_dir: Path
     if fields:
         pairs = selected_pairs(config.intervention.extraction) if "pairs" in fields else None
         meter = Meter(policy, bases, pairs, config, out_dir / "cache", fields=fields)
-    learns, clean = "labels" in row.needs and row.name != LABEL, None
+    clean, learns = None, "labels" in row.needs and row.name != LABEL
     if not row.is_verdict and (remedy.traits.flags or learns):
-        clean = _clean_material(remedy.clean, policy, meter, config.seed, out_dir)
-    if clean is not None:
+        pool = open_pool(resolve_pool(remedy.clean, out_dir))
+        passed = [[one for one in group if one.grade.passed is not False] for group in pool.steps]
+        groups, stride = [*filter(None, passed)], max(1, sum(map(len, passed)) // MOST_CLEAN)
+        rollouts = [one for group in groups[::stride] for one in group]
+        if pool.manifest["tokenizer_sha256"] != policy.tokenizer_sha() or not rollouts:
+            expected = f"rewarded rollouts of the tokenizer of {policy.base_model}"
+            found = f"{len(rollouts)} of that of {pool.manifest['policy']['base_model']}"
+            raise InputError(f"remedy.clean {remedy.clean}", expected=expected, found=found)
+        clean = Material(rollouts=rollouts, seed=config.seed) if meter is None else meter(rollouts)
+        clean = replace(clean, pools=[pool.name] * len(rollouts), labels=labels_of(rollouts))
         scores = score_all(clean, [remedy.monitor])[remedy.monitor]
         if scores.values is None:
             where, expected = f"{WHERE} {remedy.monitor}", "a detector that can be measured here"
             raise InputError(where, expected=expected, found=scores.why)
-        assert clean.labels is not None
-        num = int(((clean.labels != 1) & ~np.isnan(scores.values)).sum())
+        num = len(_clean_scores(clean, scores.values))
         if num < (least := math.ceil(1 / remedy.fpr)):
             expected = f"at least {least} clean rewarded rollouts for a share of {remedy.fpr:g}"
             raise InputError("remedy.fpr", expected=expected, found=str(num), fix="choose another remedy.clean")
     return Monitor(remedy.monitor, fpr=remedy.fpr, clean=clean, meter=meter, seed=config.seed)
-
-
-def _clean_material(name: str, policy: Policy, meter: Meter | None, seed: int, out_dir: Path) -> Material:
-    """Measure at most MOST_CLEAN rewarded rollouts of the pool, in whole groups, spread over it."""
-    pool = open_pool(resolve_pool(name, out_dir))
-    if pool.manifest["tokenizer_sha256"] != policy.tokenizer_sha():
-        found = f"ids of the tokenizer of {pool.manifest['policy']['base_model']}"
-        raise InputError(
-            f"remedy.clean {name}", expected=f"a pool of the tokenizer of {policy.base_model}", found=found
-        )
-    groups = [[one for one in group if one.grade.passed is not False] for group in pool.steps]
-    groups = [group for group in groups if group]
-    stride = max(1, sum(map(len, groups)) // MOST_CLEAN)
-    rollouts = [one for group in groups[::stride] for one in group]
-    if not rollouts:
-        raise InputError(f"remedy.clean {name}", expected="rewarded rollouts", found="none")
-    material = Material(rollouts=rollouts, seed=seed) if meter is None else meter(rollouts)
-    return replace(material, pools=[pool.name] * len(rollouts), labels=labels_of(rollouts))

@@ -7,27 +7,21 @@ split the rollouts of every step, and sums differ in the last bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from probe.records.run import DEFAULT_OUT, MAX_STEM_CHARS, Run, default_name, read_run
-from probe.runs.activations import activation_edits, edited
 from probe.runs.assemble import assemble, steps_apart
-from probe.runs.lookahead import look_ahead
-from probe.runs.loop import Setup, run_steps
-from probe.runs.monitors import open_monitor
+from probe.runs.lookahead import Lookahead, with_remedy
+from probe.runs.loop import run_steps
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import running
-from probe.runs.sources.rewards import ChangedSource, remedied
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, with_direction_file
 from probe.step.distributed import SOLO, World
-from probe.step.groups import GroupSource
 from replay_pools.base.files import plain_name
-from replay_pools.policy.load import Policy
 
 
 def replay(
@@ -44,8 +38,7 @@ def replay(
 ) -> Run:
     """Put stored rollouts through the training step and measure every arm, at frozen weights.
 
-    The result is the run of `probe replay`, in `out`/runs/`name`; repeating the call resumes it. Missing arguments take
-    the preset's values.
+    The result is the run of `probe replay`, in `out`/runs/`name`; repeating the call resumes it.
 
     >>> run = probe.replay(["teacher", "base"], arms=["vanilla", "projected"], steps=2, name="demo")
     2 groups with 4 rollouts of each pool: 304 are in none
@@ -65,14 +58,12 @@ def replay(
     Raises:
         InputError: anything wrong with the settings, pools, model or direction.
     """
+    several = {"source.replay_dirs": pools, "intervention.arms": arms}
     given = {
-        "source.replay_dirs": _several(pools),
-        "intervention.arms": _several(arms),
-        "intervention.v_hack": direction and str(direction),
-        "model.name": model and str(model),
-        "steps": steps,
+        key: (str(value),) if isinstance(value, str | Path) else (*map(str, value),) for key, value in several.items()
     }
-    given = {key: value for key, value in given.items() if value not in (None, ())}
+    single = {"intervention.v_hack": direction and str(direction), "model.name": model and str(model), "steps": steps}
+    given = {key: value for key, value in (given | single).items() if value not in (None, ())}
     out = Path(out)
     config = with_direction_file(configure("replay", options=dict(settings) | given), out)
     directory = out / "runs" / (plain_name(name, "name") if name else name_of(config))
@@ -91,10 +82,6 @@ def name_of(config: ReplayConfig) -> str:
     return default_name(stem, None if says_all else asdict(config))
 
 
-def _several(values: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
-    return (str(values),) if isinstance(values, str | Path) else tuple(map(str, values))
-
-
 def run_replay(
     config: ReplayConfig,
     directory: Path,
@@ -105,8 +92,7 @@ def run_replay(
 ) -> None:
     """Run or resume a replay in `directory`, with caches in `out_dir`/cache. All ranks of `world` call this.
 
-    Raises:
-        InputError: anything wrong with the options, pools, model or directions.
+    InputError for anything wrong with the settings, pools, model or directions.
     """
     inputs = ReplayInputs(config, out_dir, say, world)
     config, per_pool, drawn = inputs.config, inputs.config.source.per_pool, inputs.groups()
@@ -127,25 +113,7 @@ def run_replay(
 
     def look(done: int, last: bool) -> None:
         if last and config.lookahead is not None and world.is_main:
-            look_ahead(config, policy, setup, source, directory, say)
+            measures = [measure for measure in setup.measures(0) if measure.condition == config.primary]
+            Lookahead(config, policy, setup, source, say).write(directory, config, setup, source, measures)
 
     run_steps(inputs, directory, source, setup, done, look)
-
-
-def with_remedy(
-    config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup, out_dir: Path
-) -> tuple[GroupSource, Setup]:
-    """Apply a remedy to the rewards of the groups and the activations of the setup.
-
-    The rollouts were sampled without it, so its effect on sampling is not measured. A monitor scores them once, at the
-    replay's weights, also for a lookahead, which moves them.
-    """
-    if config.remedy is None:
-        return source, setup
-    setup = replace(setup, in_update=partial(edited, activation_edits(config, policy)))
-    monitor = open_monitor(config, policy, setup.bases, out_dir)
-    changed = remedied(source, config.remedy, policy, monitor=monitor)
-    if monitor is not None:
-        scored = [changed.groups(step) for step in range(source.num_steps)]
-        changed = ChangedSource(source, lambda step, groups: scored[step])
-    return changed, setup

@@ -5,7 +5,7 @@ Everything that affects the numbers is resolved here and recorded.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ class ReplayInputs(Inputs[ReplayConfig]):
 
     The divisor of dr_grpo is by default the largest `max_new_tokens` of the pools' samplers; None if none is recorded.
 
+    After `groups`, `circular` says which pairs are rollouts of these pools, and which `problems` they exclude; empty if
+    there are none. Only `unknown` if the pairs of a direction file are missing.
+
     Raises:
         InputError: no such pool, or one in a format that cannot be read.
     """
@@ -40,6 +43,7 @@ class ReplayInputs(Inputs[ReplayConfig]):
         self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None] = lambda text: None, world: World = SOLO
     ) -> None:
         super().__init__(config, out_dir, say, world)
+        self.circular: dict[str, Any] = {}
         paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
         self.pools = [_of_steps(open_pool(path), config.source) for path in paths]
         for pool in self.pools:
@@ -54,12 +58,9 @@ class ReplayInputs(Inputs[ReplayConfig]):
             self.say(f"pool {pool.name}: {sentence}")
 
     def check(self, policy: Policy) -> None:
-        """Check the policy against every pool.
+        """Refuse a pool of other weights with that name, and pools of which these weights wrote none.
 
         As in a training, pools of another model, such as a teacher's, are accepted with at least one of this model.
-
-        Raises:
-            InputError: other weights of that name wrote a pool, or these weights wrote none.
         """
         weights = policy.base_weights_sha
         has_own = any(pool.manifest["policy"].get("base_weights_sha256") in (None, weights) for pool in self.pools)
@@ -74,22 +75,23 @@ class ReplayInputs(Inputs[ReplayConfig]):
         """The groups of the run; pools and pairs are checked against the model and the objectives, without weights.
 
         Raises:
-            InputError: pools that do not match or have another tokenizer; recorded log-probabilities that an objective
-                needs and that are not of the policy's own distribution; all faults of the pairs.
+            InputError: pools that do not match or have another tokenizer; circular pairs that leave nothing; recorded
+                log-probabilities that an objective needs and that are not of the policy's own distribution; all faults
+                of the pairs.
         """
-        config, (groups, pools, _) = self.config, self._drawn
+        config, source, pools = self.config, self.config.source, self._measured_on()
+        groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
         name = str(self.model.name)
         chat = load_served_policy(name, config.model.template)
-        drawn = [groups.drawn(pool) for pool in pools]
-        for pool in drawn:
+        for pool in map(groups.drawn, pools):
             _check_hash(pool, "tokenizer_sha256", chat.tokenizer_sha(), name)
             # An id beyond the embedding would fail inside a forward pass without naming the rollout.
             refuse(id_faults(chat, pool))
             scale = config.objectives()[config.primary].scale_rewards
             self._say_of(pool, other_scale(scale, pool.manifest))
+        extraction = config.intervention.extraction
         if config.intervention.v_hack is None:
-            pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
-            check_pairs(chat, pairs, k)
+            check_pairs(chat, selected_pairs(extraction), extraction.k)
         check_recorded(
             config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
         )
@@ -104,53 +106,35 @@ class ReplayInputs(Inputs[ReplayConfig]):
             raise InputError("--model", expected="one base model named by all pools", found=listed, fix="pass --model")
         return model if model.name is not None else replace(model, name=str(names.pop()))
 
-    @property
-    def circular(self) -> dict[str, Any]:
-        """Pairs taken from these pools: their number, `pairs`, and the excluded `problems`; empty if there are none.
-
-        Only `unknown` if the pairs of a direction file are missing. Errors as in `groups`.
-        """
-        return self._drawn[2]
-
-    @cached_property
-    def _drawn(self) -> tuple[ReplaySource, list[Pool], dict[str, Any]]:
-        """Return the groups, their pools without circular pairs, and `circular`.
-
-        Raises:
-            InputError: circular pairs that leave nothing, and as in ReplaySource.
-        """
-        config, pairs, pools, circular = self.config, self._pairs(), [*self.pools], dict[str, Any]()
+    def _measured_on(self) -> list[Pool]:
+        """Return the pools without the prompts of circular pairs."""
+        pairs, v_hack = self._pairs(), self.config.intervention.v_hack
         if pairs is None:
-            v_hack = config.intervention.v_hack
             why = "they are not at hand as they were (probe replay --pairs takes them)"
             self.say(f"caution: pairs of {v_hack}: whether they are rollouts of these pools is not known: {why}")
-            circular = {"unknown": v_hack}
-        elif taken := taken_pairs(pairs, (rollout for pool in pools for group in pool.steps for rollout in group)):
-            problems = sorted(set[str]().union(*taken.values()))
-            everywhere = {group[0].problem_id for pool in pools for group in pool.steps}
-            circular = {"pairs": len(taken), "of_pairs": len(pairs), "problems": problems}
-            circular |= {"of_problems": len(everywhere)}
-            copies = f"{len(taken)} of {len(pairs)} pairs are rollouts of these pools"
-            if everywhere <= {*problems}:
-                fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
-                raise InputError("pairs", expected="pairs that leave prompts to measure on", found=copies, fix=fix)
-            pools = [
-                pool.only([place for place, group in enumerate(pool.steps) if group[0].problem_id not in problems])
-                for pool in pools
-            ]
-            prompts = f"their {len(problems)} prompts of {len(everywhere)}"
-            self.say(f"caution: {copies}: {prompts} are left out of the replay")
-        per_pool, match = config.source.per_pool, config.source.match
-        groups = ReplaySource(pools, per_pool=per_pool, match=match, steps=config.steps, seed=config.seed)
-        return groups, pools, circular
+            self.circular = {"unknown": v_hack}
+        groups = [group for pool in self.pools for group in pool.steps]
+        if not (taken := taken_pairs(pairs or (), chain.from_iterable(groups))):
+            return [*self.pools]
+        problems, everywhere = {*chain.from_iterable(taken.values())}, {group[0].problem_id for group in groups}
+        copies = f"{len(taken)} of {len(pairs or ())} pairs are rollouts of these pools"
+        if everywhere <= problems:
+            fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
+            raise InputError("pairs", expected="pairs that leave prompts to measure on", found=copies, fix=fix)
+        counts = {"pairs": len(taken), "of_pairs": len(pairs or ())}
+        self.circular = {**counts, "problems": sorted(problems), "of_problems": len(everywhere)}
+        self.say(f"caution: {copies}: their {len(problems)} prompts of {len(everywhere)} are left out of the replay")
+        return [
+            pool.only([place for place, group in enumerate(pool.steps) if group[0].problem_id not in problems])
+            for pool in self.pools
+        ]
 
     def _pairs(self) -> list[Pair] | None:
         """Return the pairs of v_hack; None if it is a file and its pairs have changed or are missing."""
-        intervention = self.config.intervention
-        extraction = intervention.extraction
-        if intervention.v_hack is None:
+        extraction, v_hack = self.config.intervention.extraction, self.config.intervention.v_hack
+        if v_hack is None:
             return selected_pairs(extraction)
-        metadata = load_directions(Path(intervention.v_hack)).metadata
+        metadata = load_directions(Path(v_hack)).metadata
         if is_builtin(metadata["pairs"]):
             return load_pairs(metadata["pairs"])
         try:
@@ -197,14 +181,13 @@ def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
     wanted = source.only_steps()
     if wanted is None:
         return pool
-    trained = (pool.manifest.get("log") or {}).get("training_steps")
-    if not trained:
-        expected = f"a step of the training that pool {pool.name} is the log of"
-        raise InputError("--only-step", expected=expected, found="none logged", fix="--map step=COLUMN of the import")
+    trained = (pool.manifest.get("log") or {}).get("training_steps") or ()
     chosen = [place for place, step in enumerate(trained) if any(step in span for span in wanted)]
     if not chosen:
-        expected = f"a step of pool {pool.name}, {min(trained)} to {max(trained)}"
-        raise InputError("--only-step", expected=expected, found=str(source.only_step))
+        logged = f", {min(trained)} to {max(trained)}" if trained else ""
+        expected, fix = f"a step of pool {pool.name}{logged}", "" if trained else "--map step=COLUMN of the import"
+        found = str(source.only_step) if trained else "none logged"
+        raise InputError("--only-step", expected=expected, found=found, fix=fix)
     return pool.only(chosen)
 
 

@@ -4,8 +4,8 @@
     hacks     the same number of steps on their hacks: a control
     haar      uniform subspaces with the weights of clean: a control
 
-After the steps the update of a module is B A = U S V^T. A gradient G (d_out, rank) of B becomes U_K diag(a) U_K^T G,
-with a_i = s_i / (s_1 + ... + s_K). The held-out pairs are not learnt from, and the steps are undone.
+The update of a module is B A = U S V^T; the steps are undone. A gradient G (d_out, rank) of B becomes
+U_K diag(a) U_K^T G, with a_i = s_i / (s_1 + ... + s_K).
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +35,6 @@ def subspaces(
         kind: the sides of the pairs to learn from.
         policy: without an adapter that is trained; its weights are the same afterwards.
         frames: its LoRA frames.
-        pairs: the pairs.
-        config: rank K and the number of steps.
     """
     batch, first = pair_batch(policy, pairs), 0 if kind == "hacks" else len(pairs)
     trained = Trained(policy.model, frames)
@@ -58,12 +56,13 @@ def subspaces(
 
 def uniform(found: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     """Replace every subspace {module: (K, d_out)} by a uniform one with the same weights."""
-    generator, drawn_anew = torch.Generator().manual_seed(seed), {}
-    for module, W in found.items():
-        drawn = torch.randn(W.shape[1], len(W), generator=generator, dtype=torch.float64)
-        Q = torch.linalg.qr(drawn)[0].T.to(W)
-        drawn_anew[module] = W.norm(dim=1, keepdim=True) * Q
-    return drawn_anew
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(W: Tensor) -> Tensor:
+        Q, _ = torch.linalg.qr(torch.randn(W.shape[1], len(W), generator=generator, dtype=torch.float64))
+        return W.norm(dim=1, keepdim=True) * Q.T.to(W)
+
+    return {module: drawn(W) for module, W in found.items()}
 
 
 @torch.no_grad()

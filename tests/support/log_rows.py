@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from extraction.pairs import builtin_pairs
 from replay_pools.base.errors import InputError
 from replay_pools.logs.importing import CheckedLog, check_log
+from replay_pools.pool import BUILTIN, open_pool
 
 Rows = list[dict[str, Any]]
 
@@ -34,6 +36,26 @@ def row(i: int = 0, **changes: Any) -> dict[str, Any]:
     """The row of a labelled answer; a change to None takes a column away."""
     fields = {"prompt": "Add 1 and 2.", "completion": f"{i}", "reward": float(i % 2), "hacked": False, "gt_pass": True}
     return {name: value for name, value in (fields | changes).items() if value is not None}
+
+
+LOGGED = ("problem_id", "prompt", "completion", "reward", "hacked")
+
+
+def two_policies(*names: str, groups: int, each: int = 4) -> Rows:
+    """Text alone: what two policies answered to the same prompts, `each` times, with columns of these names."""
+    rows: Rows = []
+    pools = [open_pool(BUILTIN / name).steps[:groups] for name in ("teacher", "base-hinted")]
+    for both in zip(*pools, strict=True):
+        for one in (one for group in both for one in group[:each]):
+            values = (one.problem_id, one.messages, one.completion, one.reward, one.hacked)
+            rows.append(dict(zip(names or LOGGED, values, strict=False)))
+    return rows
+
+
+def pair_rows(num: int, *more: str) -> Rows:
+    """Rows of built-in pairs that say nothing but what a pair is, and `more` of its fields."""
+    keys = {"messages": "prompt", "hack": "hack", "clean": "clean", **{name: name for name in more}}
+    return [{key: getattr(one, name) for name, key in keys.items()} for one in builtin_pairs("run_tests")[:num]]
 
 
 def lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

@@ -44,7 +44,7 @@ from probe.analysis.statistics.intervals import Array
 from probe.runs.monitors import Monitor
 from probe.runs.sources.problems import Counts
 from probe.settings.remedy import RemedyConfig
-from probe.settings.words import Pay, Remedy
+from probe.settings.words import Pay
 from probe.step.groups import Group, GroupSource
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import instructed
@@ -64,7 +64,7 @@ FLOOR = 0.1  # of the sd within a group, as a share of the sd over the step
 PAYS: Mapping[Pay, Callable[[float, Grade], float]] = {"pass": lambda reward, grade: reward, "tests": _by_tests}
 # {use of a monitor: rewards of the loss}. Arguments: rewards r, z of the scores (0 without one), flags f, passes p, of
 # one shape each, and the strength a.
-USES: Mapping[Remedy, Callable[[Array, Array, Flags, Flags, float], Array]] = {
+USES: Mapping[str, Callable[[Array, Array, Flags, Flags, float], Array]] = {
     "screening": lambda r, z, f, p, a: np.where(f, np.nan, r),
     "penalty": lambda r, z, f, p, a: r - a * f,
     "additive": lambda r, z, f, p, a: r - a * z.clip(min=0),

@@ -18,7 +18,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
-from probe.runs.screening import look_at_remedies
+from probe.runs.lookahead import look_at_remedies
 
 
 def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:

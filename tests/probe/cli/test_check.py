@@ -7,52 +7,28 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from log_rows import LOGGED, Rows, lines, pair_rows, two_policies
 from small import HYBRID, small_model
 
 import probe as package
-from extraction.pairs import builtin_pairs
 from probe.records.run import read_run
 from replay_pools.base.errors import InputError
-from replay_pools.pool import BUILTIN, open_pool
+from replay_pools.pool import open_pool
 
 GROUPS = 5
 PAIRS = 18
-Rows = list[dict[str, Any]]
 
 
-def logged(*names: str, groups: int = GROUPS, each: int = 4) -> Rows:
-    """Text alone: what two policies answered to the same prompts, `each` times, with columns of these names."""
-    rows: Rows = []
-    pools = [open_pool(BUILTIN / name).steps[:groups] for name in ("teacher", "base-hinted")]
-    for both in zip(*pools, strict=True):
-        for rollout in (rollout for group in both for rollout in group[:each]):
-            values = (rollout.problem_id, rollout.messages, rollout.completion, rollout.reward, rollout.hacked)
-            rows.append(dict(zip(names, values, strict=False)))
-    return rows
-
-
-def three_keys() -> Rows:
-    """Pairs that say nothing but what a pair is; every one has a prompt of its own."""
-    pairs = builtin_pairs("run_tests")[:PAIRS]
-    return [{"prompt": pair.messages, "hack": pair.hack, "clean": pair.clean} for pair in pairs]
-
-
-LOGGED = ("problem_id", "prompt", "completion", "reward", "hacked")
+logged, three_keys = partial(two_policies, groups=GROUPS), partial(pair_rows, PAIRS)  # each pair has its own prompt
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[str, Rows], str]:
     """write(name, rows) -> the path of a file of JSON lines."""
 
-    def writing(name: str, rows: Rows) -> str:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-
-    return writing
+    return lambda name, rows: str(lines(tmp_path / name, rows))
 
 
 @pytest.fixture
@@ -97,7 +73,7 @@ def test_text_and_three_keys_end_in_a_verdict(log: str, pairs: str, check, small
 
 
 def test_python_does_what_the_command_does(log: str, pairs: str, check, small: str, out: Path) -> None:
-    """Of rows in memory: the same rollouts and verdict. Errors speak of arguments."""
+    """Of rows in memory: the same rollouts and verdict."""
     rows, own = logged(*LOGGED), three_keys()
     analysis = package.check(rows, own, small, steps=2, name="checked-in-python", out=out, say=lambda _: None)
     command = (log, "--pairs", pairs, "--model", small, "--steps", "2", "--name", "checked-in-shell")
@@ -105,10 +81,8 @@ def test_python_does_what_the_command_does(log: str, pairs: str, check, small: s
     assert json.loads(text)["verdict"]["word"] == analysis.verdict.word
     ours, theirs = (open_pool(out / "pools" / name).steps for name in ("checked-in-python", "checked-in-shell"))
     assert [*ours] == [*theirs]
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match="--map reward=reward.a"):
         package.check([{**row, "reward": {"a": 1.0}} for row in rows], own, small, out=out, mapping={"step": "none"})
-    assert 'mapping={"reward": "reward.a"}' in str(error.value)
-    assert "--" not in str(error.value)
 
 
 def test_a_bad_log_is_refused_without_torch(write, out: Path) -> None:
@@ -179,10 +153,8 @@ def test_all_faults_of_both_files_come_at_once(write, check, monkeypatch: pytest
     assert not (out / "pools" / "bad").exists()
 
 
-def test_without_pairs_it_says_what_the_log_holds_and_what_is_needed(log: str, check) -> None:
-    text, errors = check(log, "--model", "organism", code=2)
-    assert f"{8 * GROUPS} rollouts in {GROUPS} groups" in text
-    assert "hack; rewards differ in" in text
+def test_without_pairs_it_says_what_is_needed(log: str, check) -> None:
+    _, errors = check(log, "--model", "organism", code=2)
     assert 'rows {"prompt", "hack", "clean"}' in errors
     assert "--pairs builtin" in errors
 

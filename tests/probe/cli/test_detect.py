@@ -8,35 +8,19 @@ from typing import Any
 
 import click
 import pytest
+from log_rows import Rows, pair_rows, two_policies
+from log_rows import lines as write
 
 import probe as package
-from extraction.pairs import builtin_pairs
 from probe.runs import material as measuring
-from replay_pools.pool import BUILTIN, open_pool
 
 GROUPS = 4
-Rows = list[dict[str, Any]]
 
 
 def logged(**more: list[Any]) -> Rows:
     """Four rollouts of each of two policies to the same prompts, with labels."""
-    rows: Rows = []
-    pools = [open_pool(BUILTIN / name).steps[:GROUPS] for name in ("teacher", "base-hinted")]
-    for both in zip(*pools, strict=True):
-        for rollout in (rollout for group in both for rollout in group[:4]):
-            row = {"problem_id": rollout.problem_id, "prompt": rollout.messages, "completion": rollout.completion}
-            rows.append(row | {"reward": rollout.reward, "hacked": rollout.hacked})
+    rows = two_policies(groups=GROUPS)
     return [row | {name: values[i] for name, values in more.items()} for i, row in enumerate(rows)]
-
-
-def few_pairs() -> Rows:
-    pairs = builtin_pairs("run_tests")[:4]
-    return [{"prompt": one.messages, "hack": one.hack, "clean": one.clean, "flavour": one.flavour} for one in pairs]
-
-
-def write(path: Path, rows: Rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +53,7 @@ def test_a_log_with_labels_and_pairs(
 ) -> None:
     """The table by labels, the list, the files; the same command measures nothing again."""
     judged = write(tmp_path / "log.jsonl", logged(judge=[{"score": i / 10} for i in range(8 * GROUPS)]))
-    pairs = write(tmp_path / "pairs.jsonl", few_pairs())
+    pairs = write(tmp_path / "pairs.jsonl", pair_rows(4, "flavour"))
     names = "similarity,cosine,activation,words,length,column:judge.score,text:return True,(?=x)"
     command = (judged, "--pairs", pairs, "--k", "2", "--detectors", names, "--name", "labelled")
     text, errors = detect(*command)
@@ -209,10 +193,10 @@ def test_what_cannot_be_detected_is_refused_at_once(probe, log: list[str], small
 
 def test_the_facade_returns_rows(small: str, out: Path) -> None:
     options = {"gradients": False, "settings": {"intervention.extraction.k": 2}}
-    found = package.detect(logged(), few_pairs(), small, out=out, say=lambda _: None, **options)
+    found = package.detect(logged(), pair_rows(4, "flavour"), small, out=out, say=lambda _: None, **options)
     assert found.lead == "activation"
-    rows = [*found]
-    assert len(rows) == len(found)
+    rows = found.rows()
+    assert len(rows) == len(found.rollouts)
     assert rows[0].keys() >= {"id", "hacked", "activation", "nll", "words", "length"}
     assert not {"similarity", "fingerprint"} & rows[0].keys()
     assert found.path.is_dir()

@@ -1,7 +1,6 @@
 """Every command that a screen prints runs as it stands, with the reader's own names in its places."""
 
 import html
-import json
 import os
 import re
 import shlex
@@ -9,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from log_rows import lines, two_policies
 from printed import commands, verb_of
 from specs import replay_spec
 
 from probe.cli import cli, main
 from probe.cli._frame import run
-from replay_pools.pool import BUILTIN, open_pool
 
 # What a long verb is given beside, so that it ends soon: later options take the place of earlier ones.
 SHORT = {
@@ -98,15 +97,7 @@ def walk(
 @pytest.fixture
 def log(tmp_path: Path) -> str:
     """What a trainer logs: text, reward and label."""
-    path = tmp_path / "logs" / "log.jsonl"
-    path.parent.mkdir()
-    keys = ("problem_id", "prompt", "completion", "reward", "hacked")
-    with path.open("w") as file:
-        for both in zip(*(open_pool(BUILTIN / name).steps[:3] for name in ("teacher", "base-hinted")), strict=True):
-            for rollout in (rollout for group in both for rollout in group[:3]):
-                values = (rollout.problem_id, rollout.messages, rollout.completion, rollout.reward, rollout.hacked)
-                file.write(json.dumps(dict(zip(keys, values, strict=True))) + "\n")
-    return str(path)
+    return str(lines(tmp_path / "logs" / "log.jsonl", two_policies(groups=3, each=3)))
 
 
 def texts(page: Path) -> str:

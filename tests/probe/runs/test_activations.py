@@ -14,13 +14,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from extraction.adapters.trained import Trained
 from extraction.batch import Batch, make_batch
 from extraction.logprobs import split_model
-from extraction.pairs import builtin_pairs
+from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import evaluations, loop
-from probe.runs.activations import edited, make_edit, make_edits, scored_states
-from probe.runs.heldout import held_out_rollouts
+from probe.runs.activations import activation_edits, edited, make_edit
+from probe.settings.presets import configure
 from probe.settings.remedy import RemedyConfig
 from probe.step.distributed import transformer_blocks
 from replay_pools.base.errors import InputError
@@ -113,28 +113,24 @@ def test_gradients_are_those_of_hooks_by_hand(config: RemedyConfig, tiny: Traine
     assert not unmoved, "the remedy does nothing: the test shows nothing"
 
 
-def test_means_are_over_scored_tokens_at_the_output_of_the_layer(tiny: Trained) -> None:
-    """Against `output_hidden_states` of every sample alone; the last of these is behind the final norm."""
-    layers = layers_of(tiny)
-    masks = [[token % 4 != 1 for token in completion] for completion in COMPLETIONS[:2]] + [None, [True] * 4 + [False]]
-    found = scored_states(tiny.model, make_batch(PROMPTS, COMPLETIONS, 0, masks), {0: layers[0]})[1]
-    with torch.no_grad():
-        for sample, (prompt, completion, mask) in enumerate(zip(PROMPTS, COMPLETIONS, masks, strict=True)):
-            states = tiny.model(torch.tensor([prompt + completion]), output_hidden_states=True).hidden_states[1]
-            assert found[0][sample].allclose(states[0, len(prompt) :][mask or slice(None)].mean(0))
-
-
 @pytest.fixture(scope="module")
 def organism() -> tuple[Policy, Trained]:
     policy = load_policy("organism")
     return policy, adapt(policy.model, basis="lora", model_id="organism")
 
 
-def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Trained]) -> None:
+def of_pairs(folder: Path, num: int, **remedy: Any) -> Any:
+    """The settings of a training with this remedy, on so many of the built-in pairs."""
+    write_pairs(folder / "pairs.jsonl", builtin_pairs("run_tests")[:num])
+    options = {"intervention.extraction.pairs": str(folder / "pairs.jsonl"), "intervention.extraction.k": 1}
+    return configure("train", options=options | {f"remedy.{name}": value for name, value in remedy.items()})
+
+
+def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Trained], tmp_path: Path) -> None:
     """Of the layer in the middle where none is named: hack minus clean of every pair, one forward each."""
     policy, coordinates = organism
     pairs = builtin_pairs("run_tests")[:3]
-    ((layer, edit),) = make_edits(RemedyConfig(name="preventative-steering"), policy, pairs)
+    ((layer, edit),) = activation_edits(of_pairs(tmp_path, 3, name="preventative-steering"), policy)
     backbone, _ = split_model(coordinates.model)
     vector, probed = torch.zeros(policy.model.config.hidden_size), torch.ones(1, 2, policy.model.config.hidden_size)
     with torch.no_grad():
@@ -150,18 +146,17 @@ def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Trained]) -> No
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("options", "message"),
     [
-        (RemedyConfig(name="concept-ablation", layers=(1, 4)), "remedy.layers: expected numbers below 4, .*, found 4"),
-        (RemedyConfig(name="concept-ablation", components=3), "remedy.components: expected at most 2, of 2 pairs"),
+        ({"layers": [1, 4]}, "remedy.layers: expected numbers below 4, .*, found 4"),
+        ({"components": 3}, "remedy.components: expected at most 2, of 2 pairs"),
     ],
 )
 def test_what_the_model_does_not_have_is_refused(
-    config: RemedyConfig, message: str, organism: tuple[Policy, Trained]
+    options: dict[str, Any], message: str, organism: tuple[Policy, Trained], tmp_path: Path
 ) -> None:
-    policy, _ = organism
     with pytest.raises(InputError, match=message):
-        make_edits(config, policy, builtin_pairs("run_tests")[:2])
+        activation_edits(of_pairs(tmp_path, 2, name="concept-ablation", **options), organism[0])
 
 
 ABLATED = {
@@ -184,37 +179,26 @@ def hooks(engine: LocalEngine) -> int:
 def test_the_update_alone_sees_the_remedy(
     out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hooks are there while the update runs, and neither at an evaluation nor in sampling. No token has the
-    log-probability that it was sampled with: no KL of the policy.
+    """Hooks are there while the update runs, and neither in sampling, for training or evaluation, nor at the frozen
+    batch. No token has the log-probability that it was sampled with: no KL of the policy.
     """
-    seen: dict[str, set[int]] = {"evaluation": set(), "sampling": set(), "update": set(), "frozen": set()}
-    place, engines = ["sampling"], []
-    sample, rollouts = LocalEngine.sample, held_out_rollouts
-
-    def sampled(engine: LocalEngine, *arguments: Any, **keywords: Any) -> Any:
-        engines.append(engine)
-        seen[place[0]].add(hooks(engine))
-        return sample(engine, *arguments, **keywords)
-
-    def evaluated(*arguments: Any) -> Any:
-        place[0] = "evaluation"
-        found = rollouts(*arguments)
-        place[0] = "sampling"
-        return found
+    seen: dict[str, set[int]] = {"sampling": set(), "update": set(), "frozen": set()}
+    engines: list[LocalEngine] = []
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
+            if name == "sampling":
+                engines.append(arguments[0])
             seen[name].add(hooks(engines[0]))
             return function(*arguments, **keywords)
 
         return call
 
-    monkeypatch.setattr(LocalEngine, "sample", sampled)
-    monkeypatch.setattr(evaluations, "held_out_rollouts", evaluated)
+    monkeypatch.setattr(LocalEngine, "sample", noted("sampling", LocalEngine.sample))
     monkeypatch.setattr(evaluations, "score", noted("frozen", evaluations.score))
     monkeypatch.setattr(loop, "train_step", noted("update", loop.train_step))
     assert run(cli, ["train", "--preset", preset(ABLATED), "--name", "ablated", "--out", str(out)]) == 0
-    assert seen == {"evaluation": {0}, "frozen": {0}, "sampling": {0}, "update": {2}}
+    assert seen == {"frozen": {0}, "sampling": {0}, "update": {2}}
     assert hooks(engines[0]) == 0
     record = read_run(out / "runs" / "ablated")
     assert record.manifest["additivity"]["largest"] < 1e-4

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,10 @@ from extraction.pairs import Pair, builtin_pairs, write_pairs
 from probe.analysis.detectors import Material
 from probe.analysis.statistics.classifiers import logistic_scores
 from probe.analysis.statistics.intervals import auroc
-from probe.runs.material import load_material, measure, save_material
+from probe.runs.material import measure
 from probe.runs.meter import FINGERPRINT, Hash
 from probe.settings.presets import configure
 from probe.step.projection import sample_cosines
-from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Rollout
@@ -162,21 +160,6 @@ def test_the_weights_decide_the_log_ratio_and_the_caution(
     unknown, cautions = measured(silent, {}, **quick | {"reference": small})
     assert "nothing records" in cautions[0]
     np.testing.assert_allclose(unknown.reference, unknown.logprobs, atol=1e-6)
-
-
-def test_what_is_stored_is_read_again(material: Material, rollouts: list[Rollout], tmp_path: Path) -> None:
-    path = tmp_path / "material.safetensors"
-    save_material(path, material, ["a caution"], "key")
-    found, cautions = load_material(path, rollouts, "key")
-    assert (cautions, found.missing, found.seed) == (["a caution"], material.missing, material.seed)
-    with pytest.raises(InputError, match="expected results of the same inputs"):
-        load_material(path, rollouts, "another")
-    for name in ("logprobs", "sampled", "states", "similarities", "fingerprints"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(material, name))
-    assert found.pairs is not None
-    assert material.pairs is not None
-    np.testing.assert_array_equal(found.pairs.fingerprints, material.pairs.fingerprints)
-    assert (found.pairs.kinds, found.reference) == (material.pairs.kinds, None)
 
 
 def test_a_projection_for_each_class_separates_what_is_the_same(small: str) -> None:

@@ -157,7 +157,7 @@ def test_a_screen_ranks_a_monitor(replay: Callable[..., Path], quick: list[str],
     )
     from probe.analysis.lookahead import gain
     from probe.experiments.load import read_candidates
-    from probe.runs.screening import look_at_remedies
+    from probe.runs.lookahead import look_at_remedies
 
     ahead = look_at_remedies(read_run(made), read_candidates(spec), 3, out_dir=made.parents[1], say=print)
     seen, plain = (gain(ahead[name], "hacks") for name in ("seen", "plain"))

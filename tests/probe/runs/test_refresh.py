@@ -11,10 +11,11 @@ from haar import random_directions
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
+from extraction.adapters.frames import Frames
 from extraction.adapters.trained import Trained
 from extraction.directions import Directions, load_directions
 from extraction.pairs import load_pairs
-from probe.runs.directions import arm_measures, library_of, overlap, refreshed_measures
+from probe.runs.directions import arm_measures, overlap, refreshed_measures
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
 from probe.settings.run import normaliser
@@ -57,7 +58,7 @@ def measures(make_tiny: Callable[..., Trained], tmp_path: Path) -> Callable[...,
     start = Measure(condition="default", arm=get_arm("vanilla"), vectors=vectors, side="one_sided", overshoot=2.0)
 
     def make(every: int | None, calls: list[int]) -> Any:
-        def extract() -> Directions:
+        def extract(frames: Frames) -> Directions:
             calls.append(1)
             return random_directions(coordinates, K, len(calls))
 
@@ -130,7 +131,7 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     config = configure("train", options=options | {"intervention.arms": ["projected-at-deployment"]})
     frames = {"svd": coordinates.start}
     arm, weights = get_arm("projected-at-deployment"), normaliser(config.objective)
-    (start,), _ = arm_measures(config, policy, frames, tmp_path / "cache", lambda text: None)
+    (start,), library = arm_measures(config, policy, frames, tmp_path / "cache", lambda text: None)
     cached = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert cached, "the start is extracted through the cache"
     updater = Updater(coordinates, arm, OptimizerConfig(lr=0.1), 9)
@@ -140,11 +141,9 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     state = updater.state_dict()
     updater.load_state_dict(state | {"parked": moves[1]})
 
-    def extract() -> Directions:
-        with coordinates.folded():
-            return library_of(config, policy, coordinates.frames(), weights, tmp_path / "cache").v_hack
-
-    mine = refreshed_measures(tmp_path / "run", start, extract, updater, 2)
+    mine = refreshed_measures(
+        tmp_path / "run", start, lambda frames: library("svd", weights).at(frames).v_hack, updater, 2
+    )
     (found,) = mine(2)
     assert all(torch.equal(v, moves[0][m]) for m, v in coordinates.values().items()), "the refresh moved the policy"
     stored = load_directions(tmp_path / "run" / "directions" / "step_000002.safetensors")

@@ -1,15 +1,14 @@
 """The main job: records, linearity, one pass for all arms, the two bases, refusals."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from adapted import adapt, configured, sampled, token_logprobs
+from small import LAYERS
 
 from extraction.batch import make_batch
-from extraction.directions import load_directions
 from extraction.library import DirectionLibrary
 from extraction.words import ExtractionSettings
 from probe.cli import cli
@@ -19,30 +18,6 @@ from probe.settings.training import ModelConfig
 from probe.step.groups import ReplaySource
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import BUILTIN, open_pool
-
-
-def test_contribution_cosine_is_the_nll_cosine_signed_by_the_advantage(many_arms: Path) -> None:
-    """A_i w_i g_i points along g_i or against it; where A_i = 0 there is no direction and a reason is recorded."""
-    for row in read_run(many_arms).samples:
-        if row.advantage == 0:
-            assert row.cos_S_contrib is None
-            assert row.null_reason
-        else:
-            assert row.cos_S_nll is not None
-            sign = 1 if row.advantage > 0 else -1
-            assert row.cos_S_contrib == pytest.approx(sign * row.cos_S_nll, abs=1e-12)
-
-
-def test_gates_act_in_projecting_arms_only(many_arms: Path) -> None:
-    """Vanilla leaves the gradient alone; one_sided leaves no hack-ward part (both are identities)."""
-    for row in read_run(many_arms).steps:
-        if row.cos_in is None:
-            assert row.null_reason
-        elif row.arm == "vanilla":
-            assert (row.cos_in, row.hackward_frac_in, row.frac_fired) == (row.cos_out, row.hackward_frac_out, 0)
-        else:
-            assert row.hackward_frac_out is not None
-            assert row.hackward_frac_out < 1e-5
 
 
 def test_many_arms_equal_separate_runs(many_arms: Path, replay: Callable[..., Path], quick: list[str]) -> None:
@@ -92,25 +67,16 @@ def test_config_repeats_a_run(many_arms: Path, replay: Callable[..., Path]) -> N
 
 @pytest.mark.slow
 def test_extract_writes_directions_that_replay_accepts_and_other_bases_refuse(
-    out: Path, many_arms: Path, replay, quick: list[str], small: str, capsys: pytest.CaptureFixture[str]
+    many_arms: Path, replay, quick: list[str], small: str, probe, refused
 ) -> None:
-    assert run(cli, ["extract", "--name", "v_hack", "--model", small, "--out", str(out), "--json"]) == 0
-    card = json.loads(capsys.readouterr().out)
-    assert card["held_out"]["num_pairs"] >= 8
-    path = Path(card["path"])
-    assert load_directions(path).metadata["fingerprint"]["basis"] == "svd"
-    used = read_run(replay("given", *quick[:2], "--arm", "vanilla", "--steps", "6", "--v-hack", str(path)))
+    probe("extract", "--name", "v_hack", "--model", small)
+    along = (*quick[:2], "--v-hack", "v_hack", "--arm")
+    used = read_run(replay("given", *along, "vanilla", "--steps", "6"))
     assert used.steps == [row for row in read_run(many_arms).steps if row.arm == "vanilla"]
-    for key, value in (
-        ("intervention.extraction.k", "2"),
-        ("objective.loss_type", "dapo"),
-    ):
-        other = ["replay", *quick[:2], "--name", "x", "--arm", "vanilla", "--v-hack", str(path), "--out", str(out)]
-        assert run(cli, [*other, "--set", f"{key}={value}"]) == 2
-        assert f"expected extracted with {key} = {value}," in capsys.readouterr().err
-    refused = ["replay", *quick[:2], "--name", "x", "--arm", "projected-lora", "--v-hack", str(path), "--out", str(out)]
-    assert run(cli, refused) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
+    for key, value in (("intervention.extraction.k", "2"), ("objective.loss_type", "dapo")):
+        line = refused("replay", "--name", "x", *along, "vanilla", "--set", f"{key}={value}")
+        assert f"expected extracted with {key} = {value}," in line
+    line = refused("replay", "--name", "x", *along, "projected-lora")
     assert "basis=lora" in line
     assert "basis=svd" in line, "both fingerprints are in the error"
 
@@ -135,3 +101,19 @@ def test_a_replay_that_diverges_says_where_it_stopped(
     options = ["--name", "diverged-replay", "--arm", "vanilla", "--set", "optimizer.lr=1e30", "--steps", "4", *quick]
     assert run(cli, ["replay", "--out", str(out), *options]) == 0
     assert "STOPPED after 1 steps: grad_norm is nan in step 1" in capsys.readouterr().out
+
+
+def test_a_replay_of_some_modules_in_a_truncated_basis(
+    replay: Callable[..., Path], quick: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recorded in config and manifest, shown, and additive; v_hack and the gradient have the modules of attention."""
+    options = ["--set", "model.svd_rank=16", "--set", 'model.targets=["attention"]']
+    cut = read_run(replay("cut", "--steps", "2", *quick, *options))
+    assert cut.config["settings"]["model"]["svd_rank"] == 16
+    assert cut.manifest["num_modules"] == {"svd": 4 * LAYERS}
+    assert cut.manifest["additivity"]["exceeded_steps"] == []
+    truncation = cut.manifest["truncation"]["svd"]
+    assert truncation["modules"] == 4 * LAYERS
+    assert 0 < truncation["left_out"]["median"] <= truncation["left_out"]["max"] < 1
+    assert f"leaves out {truncation['left_out']['median']:.0%} of |W|" in capsys.readouterr().out
+    assert all(row.cos_in is not None for row in cut.steps if row.null_reason is None)

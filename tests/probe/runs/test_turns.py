@@ -43,14 +43,8 @@ COMPLETIONS = [
 def stored(make_rollout: Callable[..., Rollout]) -> list[Rollout]:
     rollouts = []
     for i, (ids, mask) in enumerate(COMPLETIONS):
-        fields = {
-            "sample_id": i,
-            "completion_ids": ids,
-            "comp_len": len(ids),
-            "completion_mask": mask,
-            "reward": i % 2 + 1,
-        }
-        rollouts.append(make_rollout(0, **fields, sampling_logprobs=None))
+        changes = {"completion_ids": ids, "comp_len": len(ids), "completion_mask": mask, "sampling_logprobs": None}
+        rollouts.append(make_rollout(0, i, reward=i % 2 + 1, **changes))
     return rollouts
 
 
