@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from extraction.batch import Batch, Rows
 from extraction.library import pair_batch
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
+from extraction.pairs import selected_pairs
 from extraction.passes import each_pass, zeros
 from probe.settings.remedy import RemedyConfig
 from probe.settings.run import StepConfig
