@@ -110,7 +110,9 @@ def token_bytes(backbone: PreTrainedModel) -> int:
     floats = 0
     for name, module in backbone.named_modules():
         # LoRA's own Linears do not count: A x and B A x are small, or never formed.
-        if isinstance(module, nn.Linear | Conv1D) and ".lora_" not in name:
+        if isinstance(module, nn.Linear) and ".lora_" not in name:
+            floats += module.in_features + module.out_features  # a quantised weight has another shape
+        elif isinstance(module, Conv1D):
             floats += sum(module.weight.shape)
     return floats * backbone.dtype.itemsize
 

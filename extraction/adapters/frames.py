@@ -27,10 +27,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
-from extraction.adapters.svd import combine, digest_all, factorise_all
-from extraction.adapters.targets import ALL, adapted_share, find_targets, unite_tied, weight_matrix, whole
+from extraction.adapters.svd import Factors, both_factors, combine, digest_all, factorise_all
+from extraction.adapters.targets import (
+    ALL,
+    adapted_share,
+    find_targets,
+    is_quantised,
+    unite_tied,
+    weight_matrix,
+    whole,
+)
 from extraction.words import Adapted, Basis
 from replay_pools.base.errors import InputError, cut
+from replay_pools.policy.load import load_policy
 
 DEFAULT_RANK = 32  # of LoRA
 SVD_CACHE = Path("out/cache/svd")  # relative to the working directory
@@ -151,6 +160,8 @@ def make_frames(
 ) -> Frames:
     """Return the frames of a direction file for the Linears below all adapters, on the devices of their weights.
 
+    Frames of quantised layers come from the checkpoint of the fingerprint, which is loaded for this.
+
     Args:
         where: the direction file, for messages.
         layers: from `target_layers`; adapters around them are not read.
@@ -162,16 +173,25 @@ def make_frames(
         InputError: the weights differ from the fingerprint.
     """
     bases = {name: base_layer(layer) for name, layer in layers.items()}
+    quantised = [name for name, base in bases.items() if isinstance(base, nn.Linear) and is_quantised(base.weight)]
     basis, rank, seed, model_id = (fingerprint[key] for key in ("basis", "rank", "init_seed", "model_id"))
-    weights, digests = _read(bases)
+    # A checkpoint in bfloat16 has the same values, and so the same hash, in float32.
+    for dtype in ("float32", "bfloat16"):
+        weights, digests = _read(_unquantised(bases, quantised[0], model_id, dtype) if quantised else bases)
+        if combine(digests) == fingerprint["weights_sha256"] or not quantised:
+            break
     expected = _fingerprint(basis, weights, digests, rank, seed, model_id, fingerprint.get("start_adapter"))
     check_fingerprint(where, expected=expected, found=fingerprint)
+    weights = {name: weight.to(next(bases[name].parameters()).device) for name, weight in weights.items()}
     if basis == "lora":
         return Frames(frames=_drawn(weights, rank, seed), layers=bases, fingerprint=fingerprint)
     frames = {}
     for name, held in factorise_all(weights, digests, cache_dir, rank=rank).items():
-        frame = SvdFrame(held, held.S, bases[name])
-        frames[name] = frame if name in frozen else frame.complete()
+        if name in frozen and not quantised:
+            frames[name] = SvdFrame(held, held.S, bases[name])
+        else:
+            U, Vh = both_factors(held, weights[name])
+            frames[name] = SvdFrame(Factors(U, held.S, Vh), held.S, None)
     return Frames(frames=frames, layers=bases, fingerprint=fingerprint)
 
 
@@ -304,3 +324,18 @@ def _drawn(weights: Mapping[str, Tensor], rank: int, seed: int) -> dict[str, Fra
         dtype = torch.promote_types(weight.dtype, torch.float32)
         frames[name] = LoraFrame(A.T.to(weight.device, dtype), d_out, dtype)
     return frames
+
+
+def _unquantised(layers: Mapping[str, nn.Module], quantised: str, model_id: str, dtype: str) -> dict[str, nn.Module]:
+    """Return the layers from the checkpoint `model_id`; InputError, about the layer `quantised`, without it."""
+    try:
+        model = load_policy(model_id, dtype=dtype, device="cpu").model
+    except InputError as error:
+        found = f"{type(layers[quantised]).__name__} of {layers[quantised].weight.dtype}, and no model {model_id!r}"
+        raise InputError(
+            f"module {quantised}",
+            expected="a floating-point weight, or the unquantised model that the directions were extracted from",
+            found=found,
+            fix=f"put that model where {model_id!r} names it ({error}), or load this one unquantised",
+        ) from error
+    return {name: model.get_submodule(name) for name in layers}

@@ -163,12 +163,10 @@ def weight_matrix(module: nn.Module, name: str) -> Tensor:
     """Return the weight (d_out, d_in) of a Linear or Conv1D (which stores the transpose), as a view.
 
     Raises:
-        InputError: `module` is neither, or its weight is quantised: no plain matrix of numbers with at least 16 bits.
-            float8 weights have separate scales; tensors of torchao report a floating-point dtype.
+        InputError: `module` is neither, or its weight is quantised.
     """
     weight = module.weight if isinstance(module, nn.Linear | Conv1D) else None
-    is_plain = weight is not None and type(weight.data) in (Tensor, DTensor) and weight.is_floating_point()
-    if weight is None or not is_plain or weight.dtype.itemsize < 2:
+    if weight is None or is_quantised(weight):
         kind = type(module).__name__
         if weight is not None:
             kind += f" of {type(weight.data).__name__}, {weight.dtype}"
@@ -179,6 +177,15 @@ def weight_matrix(module: nn.Module, name: str) -> Tensor:
             fix="choose other target suffixes or load the model unquantised",
         )
     return weight.T if isinstance(module, Conv1D) else weight
+
+
+def is_quantised(weight: Tensor) -> bool:
+    """Return whether a weight is not a plain matrix of numbers with at least 16 bits.
+
+    float8 weights have separate scales; tensors of torchao report a floating-point dtype.
+    """
+    kept_as_numbers = type(weight.data) in (Tensor, DTensor) and weight.is_floating_point()
+    return not kept_as_numbers or weight.dtype.itemsize < 2
 
 
 def has_suffix(name: str, suffix: str) -> bool:

@@ -39,7 +39,7 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.coordinates import Frame, SvdFrame
 from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.frames import base_layer, check_adapters, make_frames, target_layers
-from extraction.adapters.targets import spread_as, whole
+from extraction.adapters.targets import is_quantised, spread_as, whole
 from extraction.adapters.trained import lora_factors
 from extraction.directions import Directions
 from probe.integrations.processes import Groups, meet
@@ -365,7 +365,9 @@ def _state(layers: Mapping[str, nn.Module], stepped: Stepped) -> list[tuple]:
 
 @torch.no_grad()
 def _sketch(weight: Tensor) -> Tensor:
-    """Return (d,), a fixed combination of the rows of a weight: any merge changes it."""
+    """Return (d,), a fixed combination of the rows of a weight: any merge changes it. 0 for a quantised one."""
+    if is_quantised(weight):
+        return torch.zeros(1, device=weight.device)
     # Every process looks at its own rows.
     rows = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
     return torch.arange(len(rows), device=rows.device).cos().to(rows.dtype) @ rows

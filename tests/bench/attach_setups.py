@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import probe
@@ -43,6 +44,7 @@ from extraction.directions import Directions
 from probe.integrations import processes
 from probe.step.projection import sample_cosines
 from replay_pools.base.errors import InputError
+from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from haar import random_directions  # noqa: E402
@@ -64,9 +66,12 @@ class Row:
     run: Callable[[int], float]
     dtype: torch.dtype = torch.float64
     refused: bool = False  # what should come of it; otherwise exact
+    needs: str | None = None  # a package
 
     def result(self, rank: int) -> str:
         """The last cell of the table."""
+        if self.needs is not None and find_spec(self.needs) is None:
+            return f"not run here: {self.needs} is not installed"
         try:
             error = self.run(rank)
         except InputError as refusal:
@@ -391,6 +396,37 @@ def architecture_error(
         return abs(float(probe.cosines(make(), batch, directions, cache_dir=None)) - float(expected[0]))
     model = get_peft_model(make(), LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
     return error_of(model, step=one_step, directions=directions, expected=expected)
+
+
+def by_bitsandbytes(**options: Any) -> nn.Module:
+    """The organism in few bits."""
+    config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **options)
+    return AutoModelForCausalLM.from_pretrained(
+        ORGANISM_WEIGHTS, quantization_config=config, device_map={"": "cpu"}, dtype=torch.float32
+    )
+
+
+def quantised_error(make: Callable[[], nn.Module]) -> float:
+    """LoRA on a quantised organism: against the sum of dL/dy x^T that each layer is seen to have."""
+    frames = svd_frames(load_policy("organism").model, model_id="organism", cache_dir=None)
+    directions = random_directions(frames)
+    model = make()
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
+    weights = {}
+
+    def see(module: str, x: Tensor, y: Tensor) -> None:
+        def add(gradient: Tensor) -> None:
+            weights[module] = gradient.flatten(0, -2).double().T @ x.detach().flatten(0, -2).double()
+
+        y.register_hook(add)
+
+    for module in directions.vectors:
+        layer = model.get_base_model().get_submodule(module)
+        layer.register_forward_hook(lambda _, inputs, y, module=module: see(module, inputs[0], y))
+    loss_of(model).backward()
+    model.zero_grad()
+    gradients = {module: read(frames, module, weights[module]) for module in directions.vectors}
+    return error_of(model, step=one_step, directions=directions, expected=summary(gradients, directions))
 
 
 def away(config: Any = LoraConfig, *, std: float = 0.1, train: bool = False, **options: Any) -> nn.Module:
@@ -732,6 +768,8 @@ SINGLE += [
     Row(f"loop, {name}", "LoRA", lambda _, name=name: architecture_error(partial(built, name)))
     for name in ARCHITECTURES
 ]
+NF4 = partial(by_bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4")
+SINGLE += [Row("loop, nf4 base of bitsandbytes", "LoRA", lambda _: quantised_error(NF4), needs="bitsandbytes")]
 DOUBLE = [
     Row("DDP, no_sync and a skipped step", "LoRA of all Linears", lambda rank: waiting(parallel(of_all()), rank)),
     Row("DDP, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), parallel, rank)),
@@ -761,7 +799,6 @@ VARIANTS = [  # of rows above
 
 NOT_RUN = (
     "any GPU ([timed](processes.md#what-has-been-run), not compared), nccl, Mamba and attention kernels",
-    "quantised bases (refused by name)",
     "FSDP2 with CPU offload",
     "FSDP1 (refused by name)",
     "DeepSpeed ZeRO-1, 2, 3 (refused by name)",
@@ -789,7 +826,7 @@ def run_rows(rows: list[Row], rank: int, only: str) -> None:
             continue
         torch.manual_seed(0)
         result = row.result(rank)
-        as_expected = "refused" if row.refused else "exact"
+        as_expected = ("not run", "refused" if row.refused else "exact")
         if rank == 0:
             mark = "" if result.startswith(as_expected) else " UNEXPECTED"
             print(f"| {row.engine} | {row.trained} | {result} |{mark}", flush=True)

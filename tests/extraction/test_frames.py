@@ -3,7 +3,9 @@
 import pytest
 import torch
 from adapted import adapt, framed, sampled, token_logprobs
+from haar import random_directions
 from tiny_models import build_model
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.frames import lora_frames, svd_frames
@@ -11,6 +13,8 @@ from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.passes import score
+from probe.step.batch_cosines import cosines
+from replay_pools.policy.load import load_policy
 
 
 def weight_gradients(model, prompt, completion):
@@ -68,3 +72,44 @@ def test_frames_are_an_adapter_at_zero_bit_for_bit(architecture, rollouts, basis
     assert all(torch.equal(found.gradients[basis][m], g) for m, g in expected.gradients.items())
     with trained.folded():
         assert torch.equal(score(model, batch), scores)
+
+
+class Int8Linear(nn.Linear):
+    """A quantised layer: a byte an entry, with a scale a row."""
+
+    def __init__(self, layer):
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None)
+        weight, self.bias = layer.weight.detach(), layer.bias
+        self.scale = weight.abs().amax(1, keepdim=True) / 127
+        self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+
+@pytest.mark.parametrize("basis", ["svd", "lora"])
+def test_quantised_layers_are_read_in_frames_of_the_checkpoint(basis):
+    """Cosines of a quantised model: coordinates, in frames of the whole weights, of dL/dW of the quantised ones."""
+    whole = load_policy("organism").model
+    options = {"rank": 4} if basis == "lora" else {"rank": 20}
+    frames = framed(whole, basis, model_id="organism", **options)
+    directions = random_directions(frames, seed=3)
+    quantised, plain = load_policy("organism").model, load_policy("organism").model
+    for module in frames:
+        parent, _, name = module.rpartition(".")
+        layer = Int8Linear(quantised.get_submodule(module))
+        setattr(quantised.get_submodule(parent), name, layer)
+        dense = nn.Linear(layer.in_features, layer.out_features, bias=False)
+        dense.weight = nn.Parameter(layer.weight.float() * layer.scale)
+        setattr(plain.get_submodule(parent), name, dense)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    labels = ids.masked_fill(torch.arange(6) < 2, -100)
+    (found,) = cosines(quantised, {"input_ids": ids, "labels": labels}, directions, cache_dir=None)
+    along, squares = 0.0, 0.0
+    gradients = weight_gradients(plain, ids[0, :2].tolist(), ids[0, 2:].tolist())
+    for module, G in gradients.items():
+        g = frames[module].coordinates(G)
+        V = directions.vectors[module]
+        along += float(V.sum(0) @ g) / len(V) ** 0.5
+        squares += float(g.square().sum())
+    assert float(found) == pytest.approx(along / (len(gradients) * squares) ** 0.5, rel=1e-4, abs=1e-6)
