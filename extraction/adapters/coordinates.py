@@ -18,7 +18,8 @@ Shapes: G samples, T tokens, r coordinates of a module; M and W (d_out, d_in), U
 A (rank, d_in); held and gradient (T, d).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +99,10 @@ class SvdFrame:
         """List the tensors in memory."""
         return [part for part in self.held if part is not None]
 
+    def to(self, device: torch.device | str) -> Self:
+        """Copy the frame to another device."""
+        return replace(self, held=self.held.each(lambda part: part.to(device)), scale=self.scale.to(device))
+
     def complete(self) -> "SvdFrame":
         """Return the frame with both U and Vh, so that the weight may change from now on."""
         if self.layer is None:
@@ -160,6 +165,10 @@ class LoraFrame:
     def tensors(self) -> list[Tensor]:
         """List the tensors in memory."""
         return [self.A]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Copy the frame to another device."""
+        return replace(self, A=self.A.to(device))
 
     def complete(self) -> "LoraFrame":
         """Return the frame, which does not depend on the weight."""

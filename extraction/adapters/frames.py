@@ -15,7 +15,7 @@ To add a basis: a word in `extraction.words.Basis`, a class of `Frame`, a functi
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,10 @@ class Frames(Mapping[str, Frame]):
     def sizes(self) -> dict[str, int]:
         """The number of coordinates r of each module."""
         return {module: frame.size for module, frame in self.frames.items()}
+
+    def to(self, device: torch.device | str) -> "Frames":
+        """Copy the frames to another device."""
+        return replace(self, frames={module: frame.to(device) for module, frame in self.frames.items()})
 
 
 def svd_frames(

@@ -194,5 +194,5 @@ class Bases:
 
 def weighted_sums(scale: Tensor, gradients: Gradients) -> dict[Basis, Stacks]:
     """Return sum_i scale_i g_i, {basis: {module: (r,)}}, from scale (G,) and per-sample gradients."""
-    stacks = {basis: Stacks.of(modules) for basis, modules in gradients.items()}
+    stacks: dict[Basis, Stacks] = {basis: Stacks.of(modules) for basis, modules in gradients.items()}
     return {basis: of_basis.map(lambda g: scale.to(g.device, g.dtype) @ g) for basis, of_basis in stacks.items()}
