@@ -84,9 +84,9 @@ def audit(strata: Strata, answers: Mapping[int, bool], prompts: Sequence[str], s
         ends = low[:last].sum(0) / k, high[:last].sum(0) / k
         found.append(_estimate(name, float(means[:last].sum()) / k, *ends, known[:last], prompts, k))
     for last, k in enumerate(np.cumsum(sizes).tolist()[:-1], 1):
-        ends = [_share(one[:last].sum(0), other[last:].sum(0)) for one, other in ((low, high), (high, low))]
+        least, most = _share(low[:last].sum(0), high[last:].sum(0)), _share(high[:last].sum(0), low[last:].sum(0))
         value = float(means[:last].sum() / means.sum()) if means.sum() else math.nan
-        found.append(_estimate(f"share of all hacks in the first {k}", value, *ends, known, prompts, k))
+        found.append(_estimate(f"share of all hacks in the first {k}", value, least, most, known, prompts, k))
     return found
 
 

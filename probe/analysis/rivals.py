@@ -46,7 +46,7 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
     why = "no rewarded rollout has a label" if not paid else ""
     if len(known) < len(paid):
         why = "; ".join(f"pool {name}: {reason}" for name, reason in missing.items()) or "a rollout is not in its pool"
-    scores = dict.fromkeys((LOG_RATIO, WORDS), Scores(values=None, why=why))
+    scores: dict[str, Scores] = dict.fromkeys((LOG_RATIO, WORDS), Scores(values=None, why=why))
     if not why:
         scores = score_all(material_of(paid, known, labels), [*scores])
     values |= {name: [None] * len(paid) if score.values is None else score.values for name, score in scores.items()}

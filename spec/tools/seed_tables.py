@@ -27,7 +27,6 @@ from probe.analysis.statistics.nulls import haar_test
 from probe.analysis.statistics.thresholds import ALPHA
 from probe.analysis.verdict.verdict import Finding, finding_lines
 from probe.records.records import SampleRecord, StepRecord
-from probe.settings.arms import ARMS
 from probe.settings.words import Answer
 
 NEAR_ZERO = 0.05  # D1, D3: a cosine inside +-NEAR_ZERO counts as zero (equivalence band)
@@ -99,7 +98,7 @@ def _lowered(analysis: Analysis) -> Row:
     if not both:
         return INCONCLUSIVE, 0, NO_GATE
     lowered, fired = sum(after < before for before, after in both), [step.frac_fired or 0.0 for step in steps]
-    side = analysis.projection_config.side or ARMS["projected"].side
+    side, _ = analysis.projection
     why = f"{side}, mean frac_fired {fmean(fired):.3f}"
     if side == "two_sided":
         why += "; this projection leaves cos_out at 0, so a step whose cos_in is below 0 is raised"
@@ -180,14 +179,10 @@ def _gated(analysis: Analysis, *, over: bool) -> Row:
     n, least, most = len(cosines), min(cosines), max(cosines)
     if not over:
         return PASS if most < NEAR_ZERO else FAIL, n, f"largest cos_out {most:+.3f}"
-    if (
-        analysis.projection_config.side or ARMS["projected"].side
-    ) == "one_sided" or analysis.projection_config.overshoot > 1:
-        return (
-            VACUOUS,
-            n,
-            f"smallest {least:+.3f}; this projection leaves the parts that point away, so below 0 is no bug",
-        )
+    side, overshoot = analysis.projection
+    if side == "one_sided" or overshoot > 1:
+        why = f"smallest {least:+.3f}; this projection leaves the parts that point away, so below 0 is no bug"
+        return VACUOUS, n, why
     return PASS if least > -1e-4 else FAIL, n, f"smallest {least:+.3f}"
 
 

@@ -61,7 +61,6 @@ class World:
     arms: tuple[str, ...] = ("vanilla", "projected", "random")
     pools: tuple[str, ...] = ("teacher", "base-hinted")  # built-in ones or paths, of the hacks and of the others
     strength: float = 1.0
-    decay: float = 1.0  # of the spectrum: coordinate j has the standard deviation j^-decay
     num_pairs: int = 27
     num_held_out: int = 12
     num_steps: int = 24  # one prompt each
@@ -80,8 +79,8 @@ def axis(name: str, module: str, r: int) -> Tensor:
     return torch.nn.functional.normalize(torch.randn(r, generator=generator), dim=0)
 
 
-def noise(world: World, rng: np.random.Generator, rows: int) -> dict[str, Tensor]:
-    scale = {m: np.arange(1, r + 1) ** -world.decay for m, r in SIZES.items()}
+def noise(rng: np.random.Generator, rows: int) -> dict[str, Tensor]:
+    scale = {m: np.arange(1, r + 1) ** -1.0 for m, r in SIZES.items()}
     return {m: torch.tensor(rng.normal(size=(rows, r)) * scale[m]).float() for m, r in SIZES.items()}
 
 
@@ -104,7 +103,7 @@ def unit_norm(*parts: dict[str, Tensor]) -> dict[str, Tensor]:
 def make_pairs(world: World, rng: np.random.Generator) -> PairGradients:
     """The gradients of the world's pairs; the last of them are held out."""
     count = world.num_pairs
-    prompt, held_out = noise(world, rng, count), np.arange(count) >= count - world.num_held_out
+    prompt, held_out = noise(rng, count), np.arange(count) >= count - world.num_held_out
     texts = np.arange(count) % (world.num_texts or count)
     if world.gain and world.gain_in_prompts:
         prompt = plus(prompt, along("gain", world.gain * rng.normal(size=count)))
@@ -113,7 +112,7 @@ def make_pairs(world: World, rng: np.random.Generator) -> PairGradients:
     for amount in (0.5, -0.5) if world.gain else (1, 0):
         share = np.where(held_out, 0.2, 1.0) if world.gain else np.ones(count)
         tell = along(world.pairs_point_at, world.strength * amount * share)
-        said = {m: part[texts] for m, part in noise(world, rng, count).items()}
+        said = {m: part[texts] for m, part in noise(rng, count).items()}
         sides.append(unit_norm(prompt, said, tell, along("gain", world.gain * amount * held_out)))
     return PairGradients(
         hack=sides[0], clean=sides[1], held_out=torch.tensor(held_out), metadata={"texts": texts.tolist()}
@@ -145,7 +144,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
         if world.told_by == "length":
             lengths = 50 + 40 * HACKED
         unit = unit_norm(
-            noise(world, rng, 8),
+            noise(rng, 8),
             along(world.hacks_point_at, world.strength * amounts),
             along("gain", world.gain * HACKED),
             along("off pairs", world.off_pairs * HACKED),
