@@ -84,7 +84,11 @@ def described_card(file: Path, card: Mapping[str, Any]) -> Iterator[str | Table]
     values, held_out = flat(card), card["held_out"]
     adapted = Adapted(**card["adapted"]) if card.get("adapted") else None
     yield f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})"
-    rows = [(line, plain(values.get(key))) for line, key in CARD.items()]
+    rows = []
+    for line, key in CARD.items():
+        value = values.get(key)
+        text = f"{value:.3g}" if isinstance(value, float) else plain(value)
+        rows.append((line, text[:16] if "sha256" in line else text))
     rows.append(("kinds of hack", ", ".join(f"{name or 'not named'} {n}" for name, n in card["kinds"].items())))
     if adapted:
         rows.append(("linear weights with coordinates", f"{adapted.share:.1%}"))
