@@ -15,22 +15,13 @@ from replay_pools.logs.groups import Group
 from replay_pools.pool import CAUTION, LabelNote
 
 EXPLAINED = 0.02  # relative error of advantages that are said to follow
-LEAST_GROUPS = 2  # with advantages
-DIVISORS = {
-    "none": "by nothing",
-    "group": "by the standard deviation of the group",
-    "batch": "by the standard deviation of the batch",
-}
+DIVISORS = ("none", "group", "batch")
 Array = NDArray[np.float64]
 Batch = list[tuple[Array, Array]]  # the groups of one step: rewards (n, k) and advantages (n,) of each
 
 
 def rewarded(
-    groups: Sequence[Group],
-    mapping: Mapping[str, str],
-    columns: Mapping[str, Column],
-    given: Mapping[str, str],
-    source: str,
+    groups: list[Group], mapping: dict[str, str], columns: Mapping[str, Column], given: Mapping[str, str], source: str
 ) -> tuple[dict[str, str], list[Group], str | None, list[str]]:
     """Return (mapping, groups, what the loss divided by or None, notes) with the rewards that the advantages show.
 
@@ -48,7 +39,7 @@ def rewarded(
         notes.append(CAUTION + said)
     names, weights = [name for name, _ in columns["reward"].terms], np.array([w for _, w in columns["reward"].terms])
     batches = _batches(groups) if "advantage" in mapping else []
-    if sum(map(len, batches)) < LEAST_GROUPS:
+    if sum(map(len, batches)) < 2:  # too few groups
         batches = []
     varies = [any(np.ptp(rewards[:, i]) > 0 for batch in batches for rewards, _ in batch) for i in range(len(names))]
     constant = [name for name, is_varying in zip(names, varies, strict=True) if not is_varying]
@@ -56,8 +47,15 @@ def rewarded(
     if known := [batch for batch in batches if any(advantages.any() for _, advantages in batch)]:
         scale = next((scale for scale in DIVISORS if _error(known, scale, weights) < EXPLAINED), None)
         if scale is None:
-            raise _refuted(mapping["reward"], names, columns, given, source)
-        notes.append(LabelNote(f"logged advantages are rewards minus the mean, divided {DIVISORS[scale]}"))
+            # Columns that were guessed to be labels may be paid as well.
+            labels = [one.name for target, one in columns.items() if target in PAID and target not in given]
+            paid = [*names, *labels] if labels and "reward" not in given else [f"{name}*WEIGHT" for name in names]
+            which = f"{'+'.join(paid)}, without those not paid," if len(paid) > 1 else "COLUMN"
+            fix = f"--map reward={which} or --map advantage=none to leave them out"
+            expected, found = f"advantages that follow from {mapping['reward']}", "advantages of other rewards"
+            raise InputError(f"{source} advantage", expected=expected, found=found, fix=fix)
+        by = "nothing" if scale == "none" else f"the standard deviation of the {scale}"
+        notes.append(LabelNote(f"logged advantages are rewards minus the mean, divided by {by}"))
         if is_sum and constant:
             why = "which advantages cannot show: it is left out of the reward (--map reward=...)"
             notes.append(LabelNote(f"{CAUTION}{', '.join(constant)} never differs within a group, {why}"))
@@ -73,18 +71,6 @@ def rewarded(
         said = f"reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing else"
         notes.append(LabelNote(f"{CAUTION}{said} (--map reward=COLUMN, or {weighted})"))
     return mapping, groups, scale, notes
-
-
-def _refuted(
-    reward: str, names: list[str], columns: Mapping[str, Column], given: Mapping[str, str], source: str
-) -> InputError:
-    # Columns that were guessed to be labels may be paid as well.
-    labels = [one.name for target, one in columns.items() if target in PAID and target not in given]
-    paid = [*names, *labels] if labels and "reward" not in given else [f"{name}*WEIGHT" for name in names]
-    which = f"{'+'.join(paid)}, without those not paid," if len(paid) > 1 else "COLUMN"
-    fix = f"--map reward={which} or --map advantage=none to leave them out"
-    expected, found = f"advantages that follow from {reward}", "advantages of other rewards"
-    return InputError(f"{source} advantage", expected=expected, found=found, fix=fix)
 
 
 def _batches(groups: Sequence[Group]) -> list[Batch]:

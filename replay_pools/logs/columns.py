@@ -307,9 +307,8 @@ def choose_columns(
     known = {target: text for target, text in known.items() if target not in replaced} | dict(corrections)
     if "reward" in known and "reward" not in corrections:
         # A part that the user gives to another target is not paid, unless it says what is right or has its format.
-        others = {
-            part for target, text in corrections.items() if target not in (SHARING, *PAID) for part in parts_of(text)
-        }
+        others = [text for target, text in corrections.items() if target not in (SHARING, *PAID)]
+        others = {part for text in others for part in parts_of(text)}
         known["reward"] = "+".join(part for part in known["reward"].split("+") if part not in others) or NO_COLUMN
     guessed = _guessed(scan, known)
     mapping = known | guessed

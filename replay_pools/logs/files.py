@@ -21,8 +21,6 @@ from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_
 from replay_pools.logs.columns import ROLLOUT_KEYS, TEXTS
 
 Fields = dict[str, Any]
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-REPORT_EVERY = 1000  # rows
 BATCH_ROWS = 10_000  # of a Parquet file in memory
 LISTED_FILES = 3  # of those left out
 # In a folder, files of these names hold no rollouts, whatever their keys: of a model, and of `datasets` for a map.
@@ -92,6 +90,7 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
     )
     inside = {path: path.relative_to(source) for path in paths}
     chosen = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
+    evaluations = {path for path in chosen if any(EVALUATION.search(Path(part).stem) for part in inside[path].parts)}
     first_of, left = dict[str, Path](), dict[str, str]()
     for is_kept, said in (
         (lambda path: kind_of(path) or not PACKED.search(path.name), "caution: packed files were left out"),
@@ -99,10 +98,7 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
         # prime-rl writes what it trained on next to everything that it sampled.
         (lambda path: {"train", "effective"} <= {*inside[path].parts}, "files that were not trained on were left out"),
         (_holds_rollouts, "files without rollouts were left out"),
-        (
-            lambda path: not any(EVALUATION.search(Path(part).stem) for part in inside[path].parts),
-            "caution: evaluations next to training were left out",
-        ),
+        (lambda path: path not in evaluations, "caution: evaluations next to training were left out"),
         (lambda path: first_of.setdefault(file_sha256(path), path) == path, "caution: copies were left out"),
     ):
         kept = dict.fromkeys(path for path in chosen if is_kept(path))
@@ -125,10 +121,8 @@ def _holds_rollouts(path: Path) -> bool:
 
 def _step(path: str) -> int | None:
     stem = path.rpartition("/")[2].partition(".")[0]
-    if stem.isdigit():
-        return int(stem)
-    found = STEP.findall(path)
-    return int(found[-1]) if found else None
+    numbers = [stem] if stem.isdigit() else STEP.findall(path)
+    return int(numbers[-1]) if numbers else None
 
 
 def _rows_of(paths: Iterable[Path]) -> Iterator[Row]:
@@ -153,7 +147,7 @@ def _rows_in_memory(given: Any) -> Rows:
     elif isinstance(source, Iterable) and not isinstance(source, Iterator | dict):
         items = partial(iter, source)
     else:
-        raise InputError("rows", expected="a path, dicts, a DataFrame or a Dataset", found=type(source).__name__)
+        raise InputError("rows", expected="a path, a list of dicts or a table", found=type(source).__name__)
 
     read = lambda: (_row("rows", f" item {number}", plain_value(item)) for number, item in enumerate(items()))  # noqa: E731
     return Rows("rows", read, notes)
@@ -255,7 +249,7 @@ def _damage_is_refused(path: Path, expected: str, fix: str = "write or copy it a
 def _parse(text: bytes) -> Any:
     """Return the value of a JSON text, or its error."""
     try:
-        return parse_json(text.removeprefix(BYTE_ORDER_MARK), "", is_python=True)
+        return parse_json(text.removeprefix(b"\xef\xbb\xbf"), "", is_python=True)
     except InputError as error:
         return error
 
@@ -274,16 +268,14 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
             return
         for number, line in enumerate(chain((first, second), iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")), 1):
             if len(line) > MAX_DOCUMENT:
-                raise InputError(f"{path} line {number}", expected=f"at most {MAX_DOCUMENT} bytes a line", found="more")
+                expected = f"lines of at most {MAX_DOCUMENT >> 20} MiB"
+                raise InputError(f"{path} line {number}", expected=expected, found="more")
             value = _parse(line.strip() or b"[]")
             if isinstance(value, InputError):
                 fix = "mend it, or pass --skip-bad 1"
                 value = InputError("", expected=value.expected, found=value.found, fix=fix)
-            if (
-                isinstance(value, list)
-                and (value or not line.strip())
-                and all(isinstance(item, dict) for item in value)
-            ):
+            is_list = isinstance(value, list) and (value or not line.strip())
+            if is_list and all(isinstance(item, dict) for item in value):
                 yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
             else:
                 yield f" line {number}", value
@@ -305,7 +297,7 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
     if not names or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
         return [value]
     if len(names) > 1:
-        raise InputError(path, expected="one list of rollouts", found=f"lists {', '.join(names)}", fix="split the file")
+        raise InputError(path, expected="one list of rollouts", found=", ".join(names), fix="put one in another file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in lists[names[0]]]
 

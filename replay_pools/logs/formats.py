@@ -13,23 +13,23 @@ from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.tables import flat
 from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
 from replay_pools.logs.files import Fields, Row, Rows, SkipRow
-from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
+from replay_pools.logs.writers import inspect, nemo_gym, nemo_rl, prime_rl, slime
 
 GENERAL = "columns"  # the format of any other log
 BLOCK = "row of the log"  # the column that says which rollouts one row held
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Format:
     """A kind of log."""
 
     name: str
     has: str  # columns of its first row, with spaces between
-    recognises: Callable[[Row], bool] = lambda row: True  # what else its first row is
-    mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
+    mapping: str  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
     unfold: Callable[[Fields], Iterable[Fields | SkipRow]] = lambda fields: (fields,)
-    leave_out: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
     settle: Callable[[Scan], dict[str, str]] = lambda scan: {}  # {target: column} by the columns of the whole log
+    mend: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
+    recognises: Callable[[Row], bool] = lambda row: True  # what else its first row is
     is_ours: bool = False  # a step is the number of a group, and rewards are our grader's
 
 
@@ -52,7 +52,7 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
     """Return the rollouts in the rows of a log, one a row, with the step of their file where it has one."""
 
     def read() -> Iterator[Row]:
-        for row in kind.leave_out(rows):
+        for row in kind.mend(rows):
             if row.error is not None:
                 yield row
                 continue
@@ -93,7 +93,7 @@ def known_columns(kind: Format, scan: Scan) -> dict[str, str]:
 TRL_COLUMNS = ("step", "prompt", "completion", "advantage")
 
 
-def _trl_repeats(rows: Iterable[Row]) -> Iterator[Row]:
+def _repeats(rows: Iterable[Row]) -> Iterator[Row]:
     """Leave out a batch that is written again, whole, under each step until the next is sampled."""
     before = b""
     for _, block in groupby(rows, key=lambda row: (row.file, row.fields.get("step"))):
@@ -132,7 +132,7 @@ def _verl(fields: Fields) -> Iterator[Fields]:
     prompt, *rest = fields["uid"].rsplit("_", 2)
     if len(rest) != 2 or rest[1] != "0":
         raise InputError("uid", expected="PROMPT_SESSION_0, one output a session", found=repr(fields["uid"]))
-    yield fields | {"prompt_uid": prompt}
+    yield fields | {"uid": prompt}
 
 
 def _one_scorer(scan: Scan) -> dict[str, str]:
@@ -186,63 +186,24 @@ def _is_several(value: Any, name: str) -> bool:
     return not (is_one or isinstance(value[0], int))
 
 
+def _is_trl(row: Row) -> bool:
+    """Tell by the name of the file, or by the lack of columns that only logs of others have."""
+    return "completions_" in row.file or not {*TARGETS["reward"], *TARGETS["group"]} & row.fields.keys()
+
+
+IDS = "messages completion prompt_ids completion_ids mask logprobs"
+VERL = "step completion=output reward=score skipped=input group=step+uid"
+SLIME = f"{IDS} mask=loss_mask logprobs=rollout_log_probs prompt={NO_COLUMN} completion={NO_COLUMN}"
 FORMATS = (
     # Also the pools that the seed author published.
-    Format(
-        name="logged",
-        has="completion completion_ids reward problem_id plen",
-        mapping="problem=problem_id",
-        is_ours=True,
-    ),
-    Format(
-        name="trl",
-        has=" ".join(TRL_COLUMNS),
-        # By the name of its file, or without a column that only logs of others have.
-        recognises=lambda row: (
-            "completions_" in row.file or not {*TARGETS["reward"], *TARGETS["group"]} & row.fields.keys()
-        ),
-        mapping="step completion advantage",
-        leave_out=_trl_repeats,
-        settle=_trl,
-    ),
-    Format(
-        name="verl",
-        has="input output score step",
-        mapping="step completion=output reward=score skipped=input group=step+prompt_uid",
-        unfold=_verl,
-    ),
-    Format(
-        name="prime-rl",
-        has="traces",
-        mapping="group problem step reward finish messages completion prompt_ids completion_ids mask logprobs",
-        unfold=prime_rl,
-    ),
-    Format(name="verifiers", has="example_id prompt completion reward", mapping="prompt completion reward"),
-    Format(
-        name="inspect",
-        has="id epoch messages scores",
-        mapping="prompt completion tools finish=stop_reason",
-        unfold=inspect_sample,
-        settle=_one_scorer,
-    ),
-    Format(
-        name="slime",
-        has="tokens response_length group_index",
-        mapping=f"group=file+group_index reward finish prompt={NO_COLUMN} completion={NO_COLUMN} messages prompt_ids "
-        "completion_ids mask=loss_mask logprobs=rollout_log_probs",
-        unfold=slime,
-    ),
-    Format(
-        name="nemo-gym",
-        has="responses_create_params response",
-        mapping="group=file+_ng_task_index reward messages completion prompt_ids completion_ids mask logprobs finish",
-        unfold=nemo_gym,
-    ),
-    Format(
-        name="nemo-rl",
-        has="content rewards input_lengths",
-        mapping="reward=rewards prompt completion prompt_ids completion_ids mask logprobs",
-        unfold=nemo_rl,
-    ),
-    Format(name=GENERAL, has="", unfold=_exploded, settle=lambda scan: {"group": BLOCK} if BLOCK in scan.first else {}),
+    Format("logged", "completion completion_ids reward problem_id plen", "problem=problem_id", is_ours=True),
+    Format("trl", " ".join(TRL_COLUMNS), "step completion advantage", recognises=_is_trl, mend=_repeats, settle=_trl),
+    Format("verl", "input output score step", VERL, _verl),
+    Format("prime-rl", "traces", f"group problem step reward finish {IDS}", prime_rl),
+    Format("verifiers", "example_id prompt completion reward", "prompt completion reward"),
+    Format("inspect", "id epoch messages scores", "prompt completion tools finish=stop_reason", inspect, _one_scorer),
+    Format("slime", "tokens response_length group_index", f"group=file+group_index reward finish {SLIME}", slime),
+    Format("nemo-gym", "responses_create_params response", f"group=file+_ng_task_index reward finish {IDS}", nemo_gym),
+    Format("nemo-rl", "content rewards input_lengths", f"reward=rewards prompt {IDS}", nemo_rl),
+    Format(GENERAL, "", "", _exploded, lambda scan: {"group": BLOCK} if BLOCK in scan.first else {}),
 )

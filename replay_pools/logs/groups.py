@@ -18,8 +18,6 @@ from replay_pools.logs.rollouts import Logged
 from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
-FEW = 0.1  # of the rollouts
-SHOWN_SIZES = 5  # of blocks
 Group = list[Logged]
 Key = Callable[[Logged], Hashable]
 
@@ -30,17 +28,23 @@ def group_rollouts(
     """Return (mapping with the size of blocks, groups, notes) of rollouts in the order of the log.
 
     Raises:
-        InputError: blocks of rows that are no groups.
+        InputError: blocks of rows that are no groups, or a guessed completion that is the right answer.
     """
     notes = list[str]()
     if match := EVERY.fullmatch(mapping.get("group", "")):
         groups, size = _blocks(rollouts, int(match[1] or 0))
+        mapping = mapping | {"group": f"every:{size}"}
         if not match[1]:
-            mapping = mapping | {"group": f"every:{size}"}
             notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
     else:
         groups = _by_key(rollouts, _key(rollouts, mapping, guessed, notes))
     groups, said = comparable(groups)
+    is_guess = "completion" in guessed and "completion_ids" not in mapping
+    several = [group for group in groups if len(group) > 1]
+    if is_guess and several and all(len({row.answer_key for row in group}) == 1 for group in several):
+        where, fix = f"{groups[0][0].file} {mapping['completion']}", "--map completion=COLUMN names the completion"
+        found = "one text in all rows of each group, as the right answer would be"
+        raise InputError(where, expected="several answers to one prompt", found=found, fix=fix)
     return mapping, groups, notes + said
 
 
@@ -107,12 +111,7 @@ def _has_several_prompts(group: Group) -> bool:
 
 
 def check_comparable(
-    groups: Sequence[Group],
-    rollouts: Sequence[Logged],
-    marks: Sequence[str],
-    mapping: Mapping[str, str],
-    base: str,
-    source: str,
+    groups: list[Group], rollouts: list[Logged], marks: Sequence[str], mapping: dict[str, str], base: str, source: str
 ) -> None:
     """Ask about rollouts of one group that may not be comparable: of two models, steps, runs, files or epochs.
 
@@ -185,7 +184,7 @@ def _blocks(rollouts: Sequence[Logged], size: int) -> tuple[list[Group], int]:
     size, files = size or math.gcd(*runs), _by_key(rollouts, attrgetter("file"))
     groups = [rows[start : start + size] for rows in files for start in range(0, len(rows), size)]
     if (size == math.gcd(*runs) == 1) or any(len(group) < size or _has_several_prompts(group) for group in groups):
-        listed = ", ".join(f"{count} of {run}" for run, count in sorted(Counter(runs).items())[:SHOWN_SIZES])
+        listed = ", ".join(f"{count} of {run}" for run, count in sorted(Counter(runs).items())[:5])
         expected, fix = f"blocks of {max(size, 2)} rows with one prompt", "pass --map group=every:NUM_GENERATIONS"
         fix += ", or group=COLUMN; TRL: log without log_unique_prompts"
         raise InputError(rollouts[0].file, expected=expected, found=f"{listed} rows", fix=fix)
@@ -201,7 +200,7 @@ def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
     rows = [row for group in groups for row in group]
     rewards = [row.reward for row in rows if row.reward is not None]
     num_least = rewards.count(least) if least is not None else len(rewards)
-    if len({*rewards}) > 2 and num_least < FEW * len(rewards):
+    if len({*rewards}) > 2 and 10 * num_least < len(rewards):
         said = f"{len(rewards) - num_least} of {len(rewards)} rollouts earn more than the least reward"
         notes.append(LabelNote(f"{CAUTION}{said}, {least:g}, and count as passed (--map passed='COLUMN>NUMBER')"))
     sizes = Counter(map(len, groups))

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_COMPILES + REWARD_PASSED}
 LEFT_OUT = f"{CAUTION}left out: "  # how the sentence on rows that are no rollouts starts
 SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
-MODELS = ("model", "model_name", "checkpoint", "ckpt")  # columns that name the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,7 @@ def check_log(
         InputError: every fault of the log, one line each.
     """
     given, faults = dict(mapping or {}), Faults()
-    for target in (target for target in given if target not in TARGETS):
+    for target in sorted(given.keys() - TARGETS.keys()):
         raise unknown_name("mapping", target, TARGETS, expected="a target", fix="give {'hacked': 'is_hack'}")
     stored = read_rows(source)
     kind = recognise(stored, format_name)
@@ -110,9 +109,10 @@ def check_log(
         base = PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
         check_comparable(groups, rollouts, reader.marks, chosen, base, source)
     notes = [*rows.notes, *([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
-    for name, values in ((name, scan.values[name]) for name in MODELS if name in scan.values):
-        said = f"{CAUTION}rollouts of {len(values)} values of `{name}`: --model is one of them at most"
-        notes.append(said if len(values) > 1 else f"sampled by {min(values)} (`{name}`): is --model these weights?")
+    for name in (name for name in ("model", "model_name", "checkpoint", "ckpt") if name in scan.values):
+        several = f"{CAUTION}rollouts of {len(scan.values[name])} values of `{name}`: --model is one of them at most"
+        one = f"sampled by {min(scan.values[name])} (`{name}`): is --model these weights?"
+        notes.append(several if len(scan.values[name]) > 1 else one)
     chosen, groups, scale, said = rewarded(groups, chosen, reader.columns, given, source)
     # Those that failed were compared with the others in the training.
     groups, alone = comparable([[one for one in group if one.failure is None] for group in groups])
@@ -178,7 +178,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: "Template", l
         limit=limit,
         # All begin with their prompts, and not by chance: some by a long one, or by its ids.
         cuts_echo=all(one.echo is not None for one in rows)
-        and any((one.echo or 0) >= SHORTEST_ECHO or not one.has_text for one in rows),
+        and any((one.echo or 0) >= SHORTEST_ECHO or one.answer_key is None for one in rows),
         thinks=sum(one.thinks for one in rows) * 2 > len(rows),
     )
     writer, source = PoolWriter(directory, header=dict.fromkeys(HEADER_FIELDS), is_lasting=False), log.rows.source
@@ -241,10 +241,9 @@ def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | 
     rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
     if row.passed is None and least is not None:
         rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
+    earlier = f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout"
     sentences = {
-        f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout": any(
-            message["role"] == "assistant" for message in prompt.messages
-        ),
+        earlier: any(message["role"] == "assistant" for message in prompt.messages),
         LabelNote(f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"): True,
     }
     is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text

@@ -4,7 +4,6 @@ Every fault is named: a missing or wrong value is never guessed.
 """
 
 import hashlib
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -34,12 +33,11 @@ from replay_pools.logs.columns import (
     parts_of,
     truth_of,
 )
-from replay_pools.logs.files import EVALUATION, REPORT_EVERY, Row, Rows, SkipRow
+from replay_pools.logs.files import EVALUATION, Row, Rows, SkipRow
 from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, wrong_value
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
-THINKS = "<think>"  # begins the reasoning of most models that reason
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
 LISTED_COLUMNS = 20
 
@@ -56,9 +54,9 @@ class Logged:
     number: int = 0  # among the flat rows of the log
     prompt_key: int = 0  # 64 bits of a hash, the same for the same prompt
     row_key: int = 0  # the same of the whole row
+    answer_key: int | None = None  # the same of the completion's text
     failure: str | None = None  # why it is no rollout to train on: its group was compared with it, and goes on without
     echo: int | None = None  # characters or ids of the prompt, if the completion begins with it
-    has_text: bool = False  # of the completion
     thinks: bool = False  # the completion begins with reasoning
     reward: float | None = None
     parts: tuple[float | None, ...] = ()  # the reward is the weighted sum of these columns
@@ -161,10 +159,10 @@ class Reader:
                 raise wrong_value("a value", None)
             setattr(one, target, tuple(map(str, parts)))
             return
-        value = column.value(row.fields)
         if target == "reward":
             one.parts = tuple(number_of(look_up(row.fields, name)) for name, _ in column.terms)
-        if value is None or (isinstance(value, float) and math.isnan(value)):
+        value = column.value(row.fields)
+        if value is None or value != value:  # NaN
             return
         read = READERS[target](value)
         for name, each in read.items() if target in SPREAD else [(target, read)]:
@@ -186,10 +184,9 @@ class Reader:
             InputError: two system prompts; its place is the target.
         """
         if one.system and one.messages:
-            first = one.messages[0]
-            if first["role"] != "system":
+            if one.messages[0]["role"] != "system":
                 one.messages = [{"role": "system", "content": one.system}, *one.messages]
-            elif first["content"] != one.system:
+            elif one.messages[0]["content"] != one.system:
                 raise InputError("system", expected="one system prompt", found="another one", fix="--map system=none")
         if one.messages and "completion" not in self.columns:
             # A conversation that holds its answer; a tool's word behind it was not answered.
@@ -336,8 +333,7 @@ def as_rollouts(
         one.number, one.row_key = number, _digest(key)
         one.marks = tuple(mark_of(name.rpartition(".")[2], look_up(cells, name)) for name in reader.marks)
         rollouts.append(_summary(one, shared))
-        if number % REPORT_EVERY == 0:
-            report("rows checked", number, number)
+        report("rows checked", number, number)
     notes = [f"{CAUTION}left out: {reason} ({count} rows)" for reason, count in skipped.items()]
     if len(bad) > skip_bad:
         faults.take(of_bad)
@@ -357,8 +353,8 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     """Return a rollout with the keys of its texts in their place, and without what is read again."""
     prompt = (one.prompt_ids or [])[-(one.plen or 0) :]  # the last `plen`, if known
     one.prompt_key = _digest([one.rendered, one.messages, one.skipped, one.tools, prompt])
-    one.has_text = one.completion is not None or one.turns is not None
-    one.thinks = (one.completion or "").lstrip().startswith(THINKS)
+    one.answer_key = None if one.completion is None and one.turns is None else _digest(one.completion or one.turns)
+    one.thinks = (one.completion or "").lstrip().startswith("<think>")
     text = one.rendered or (one.messages[-1]["content"] if one.messages else "")
     start: Any = one.prompt_ids if one.completion_ids else text
     whole: Any = one.completion_ids or one.completion
@@ -386,7 +382,5 @@ def reward_fault(
     if "reward" in columns and (not rollouts or any(one.reward is not None for one in rollouts)):
         return None
     numbers = [name for name, each in flat(scan.first).items() if isinstance(each, float) and each == each]
-    named = ", ".join(numbers[:LISTED_COLUMNS])
-    found = f"none of {scan.num_rows} rows" + (f", but numbers in {named}" if named else "")
-    where, fix = f"{source} reward", "pass --map reward=COLUMN"
-    return InputError(where, expected="rewards that are numbers", found=found, fix=fix)
+    found = f"none of {scan.num_rows} rows, but numbers in {', '.join(numbers[:LISTED_COLUMNS]) or 'no column'}"
+    return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix="--map reward=COLUMN")

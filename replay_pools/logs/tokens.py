@@ -91,7 +91,7 @@ class Tokeniser:
         prompt, notes = self.last["made"]
         self.counts.update(notes)
         if row.plen is not None and row.plen != len(prompt.ids):
-            fix = "use the model that sampled it; --map rendered=COLUMN takes the text whole, plen=none leaves this out"
+            fix = "use the model that sampled it; --map plen=none leaves it out, rendered=COLUMN takes the text whole"
             raise row.refused("prompt", f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer", fix)
         return prompt
 
@@ -111,9 +111,7 @@ class Tokeniser:
         else:
             assert messages is not None
             assert row.messages is not None
-            notes = [
-                f"the prompt was rendered with the template of the model, with{'' if self.thinks else 'out'} thinking"
-            ]
+            notes = [f"the prompt was rendered by the model's template, with{'' if self.thinks else 'out'} thinking"]
             if row.tools or not is_plain(row.messages):
                 whole = self.chat.render_turns(row.messages, [{"role": "assistant", "content": "."}], row.tools)
                 return Prompt(messages, whole.prompt, whole.prompt_ids), notes
@@ -137,11 +135,8 @@ class Tokeniser:
         """Refuse a text in the chat markup of another model: none of its markers is a token."""
         markers, template = {*MARKERS.findall(text)}, str(self.chat.tokenizer.chat_template)
         if markers and not any(marker in template or len(self._encode(marker)) == 1 for marker in markers):
-            expected, fix = (
-                f"the chat markup of {self.chat.base_model}",
-                "use the model that sampled it",
-            )
-            raise row.refused(target, expected, f"{', '.join(sorted(markers))}: no tokens", fix)
+            found, fix = f"{', '.join(sorted(markers))}: no tokens", "use the model that sampled it"
+            raise row.refused(target, f"the chat markup of {self.chat.base_model}", found, fix)
 
     def _without_left_padding(self, row: Logged, ids: list[int]) -> list[int]:
         if row.plen is None:
@@ -238,9 +233,7 @@ class Tokeniser:
             finish = "length" if len(ids) >= cut_from else "stop"
             rule = f"texts of {cut_from} tokens and more are taken to have been cut off, others to have stopped"
             rule = "every text is taken to have stopped" if self.limit is None else rule
-            self._count(
-                (True, f"finish_reason is not logged: {rule} (--map finish=COLUMN, or --completion-limit TOKENS)")
-            )
+            self._count((True, f"finish_reason is not logged: {rule} (--map finish=COLUMN, --completion-limit TOKENS)"))
         if finish == "stop" and not has_ended:
             ids = [*ids, self.chat.answer_end[1]]
             self._count((True, f"the end of the turn (id {ids[-1]}) was put behind texts that stopped"))

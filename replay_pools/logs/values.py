@@ -154,9 +154,7 @@ def turns_of(value: Any) -> Turns | None:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         plain = opened(value.strip())
         messages = plain if isinstance(plain, list) else [plain]
-        if messages and all(
-            isinstance(each, dict) and each.get("role") in ROLES and len(each) > 1 for each in messages
-        ):
+        if messages and all(isinstance(m, dict) and m.get("role") in ROLES and len(m) > 1 for m in messages):
             value = plain
         elif isinstance(plain, str) and MESSAGES_AS_TEXT.match(value):  # as Python prints them
             raise wrong_value("messages, as a list or its JSON text", value, fix="write them with json.dumps")

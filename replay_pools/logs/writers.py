@@ -81,7 +81,7 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect's usual values of its letters
 
 
-def inspect_sample(sample: Fields) -> Iterator[Fields]:
+def inspect(sample: Fields) -> Iterator[Fields]:
     """Return the answer of a sample, with its scores as numbers."""
     if sample.get("error"):
         raise SkipRow("the sample ended in an error")
@@ -196,15 +196,12 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
 
 def nemo_rl(fields: Fields) -> Iterator[Fields]:
     """Return the rollout of a row, from ids and mask if they are logged, else from the two texts."""
-    row: Fields = {
-        name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in fields.items()
-    }
+    row: Fields = {name: v[0] if isinstance(v, list) and len(v) == 1 else v for name, v in fields.items()}
     if row.get("token_ids") and row.get("token_loss_mask"):
         length = int(row["input_lengths"])
         names = {"completion_ids": "token_ids", "mask": "token_loss_mask", "logprobs": "generation_logprobs"}
-        yield {**row, "prompt_ids": [], "content": None} | {
-            target: (row.get(name) or [])[:length] or None for target, name in names.items()
-        }
+        sampled = {target: (row.get(name) or [])[:length] or None for target, name in names.items()}
+        yield {**row, "prompt_ids": [], "content": None, **sampled}
         return
     texts = opened(row["content"])
     if not isinstance(texts, list) or len(texts) != 2:

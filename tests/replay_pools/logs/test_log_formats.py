@@ -16,9 +16,11 @@ from probe.cli._frame import run
 from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import TARGETS
 from replay_pools.logs.formats import FORMATS
-from replay_pools.logs.importing import check_log
+from replay_pools.logs.importing import check_log, import_log
+from replay_pools.policy.chat import Chat
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
+from replay_pools.vocabulary import Vocabulary
 
 Groups = Sequence[Sequence[Rollout]]
 
@@ -249,13 +251,15 @@ SHAPES = st.sampled_from([each.name for each in FORMATS]) | st.none()
     is_sound=st.booleans(),
 )
 def test_any_log_is_read_or_refused(
-    tmp_path: Path, rows: list[dict[str, Any]], format_name: str | None, is_sound: bool
+    tmp_path: Path, rows: list[dict[str, Any]], format_name: str | None, is_sound: bool, chat: Chat
 ) -> None:
-    """Whatever JSON stands in a field, in whatever format: groups, or InputError; nothing else."""
+    """Whatever JSON stands in a field, in whatever format: a pool that verifies, or InputError; nothing else."""
     if is_sound:
         rows = [row() | fields for fields in rows]
     try:
         log = check_log(lines(tmp_path / "log.jsonl", rows), format_name=format_name)
+        pool = import_log(log, name=f"p{len(list(tmp_path.glob('pools/*')))}", out=tmp_path, model="organism")
     except InputError:
         return
-    assert sum(map(len, log.groups)) <= len(rows)
+    assert sum(map(len, pool.steps)) <= len(rows)
+    assert pool.verify() == Vocabulary(chat, 10**6).faults(pool) == []

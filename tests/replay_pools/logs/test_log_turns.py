@@ -81,8 +81,6 @@ WRITERS = {
     "slime": slime,
     "nemo-rl": nemo_rl,
     "verl, response_mask": columns("response_mask", pads=3),
-    "TRL, tool_mask": columns("tool_mask"),
-    "SkyRL, loss_mask": columns("loss_mask"),
     "a mask of prompt and completion": columns("completion_mask", of_all=True),
 }
 
