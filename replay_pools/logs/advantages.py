@@ -16,82 +16,62 @@ from replay_pools.pool import CAUTION, LabelNote
 
 EXPLAINED = 0.02  # relative error of advantages that are said to follow
 LEAST_GROUPS = 2  # with advantages
-DIVISORS = {
-    "none": "by nothing",
-    "group": "by the standard deviation of the group",
-    "batch": "by the standard deviation of the batch",
-}
+DIVISORS = ("none", "group", "batch")
 Array = NDArray[np.float64]
 Batch = list[tuple[Array, Array]]  # the groups of one step: rewards (n, k) and advantages (n,) of each
 
 
 def rewarded(
-    groups: Sequence[Group],
-    mapping: Mapping[str, str],
-    columns: Mapping[str, Column],
-    given: Mapping[str, str],
-    source: str,
+    groups: list[Group], mapping: dict[str, str], columns: Mapping[str, Column], given: Mapping[str, str], source: str
 ) -> tuple[dict[str, str], list[Group], str | None, list[str]]:
     """Return (mapping, groups, what the loss divided by or None, notes) with the rewards that the advantages show.
 
     Rollouts without a reward are left out. So is a reward column that only a format named, if it never differs within
-    a group.
-
-    Args:
-        groups: of the rollouts, with `parts` and `advantage`.
-        mapping: {target: column}.
-        columns: of the targets.
-        given: the part of the mapping that the user gave.
-        source: of the log.
+    a group. `given` is the part of the mapping that the user gave.
 
     Raises:
         InputError: no divisor makes the logged advantages of the rewards.
     """
-    num_rows = sum(map(len, groups))
+    num_rows, mapping = sum(map(len, groups)), dict(mapping)
     groups = [kept for group in groups if (kept := [row for row in group if row.reward is not None])]
-    num_out, notes = num_rows - sum(map(len, groups)), list[str]()
+    num_out, notes, scale = num_rows - sum(map(len, groups)), list[str](), None
     if num_out:
         said = f"{num_out} of {num_rows} rows have no reward and were left out, and their groups lack them"
         notes.append(CAUTION + said)
-    terms, is_guessed, mapping = columns["reward"].terms, "reward" not in given, dict(mapping)
-    names, weights = [name for name, _ in terms], np.array([weight for _, weight in terms])
+    names, weights = [name for name, _ in columns["reward"].terms], np.array([w for _, w in columns["reward"].terms])
     batches = _batches(groups) if "advantage" in mapping else []
+    if sum(map(len, batches)) < LEAST_GROUPS:
+        batches = []
     varies = [any(np.ptp(rewards[:, i]) > 0 for batch in batches for rewards, _ in batch) for i in range(len(names))]
-    known = [batch for batch in batches if any(advantages.any() for _, advantages in batch)]
-    scale = None
-    if sum(map(len, batches)) >= LEAST_GROUPS and known:
+    constant = [name for name, is_varying in zip(names, varies, strict=True) if not is_varying]
+    is_sum = "reward" not in given and len(names) > 1
+    if known := [batch for batch in batches if any(advantages.any() for _, advantages in batch)]:
         scale = next((scale for scale in DIVISORS if _error(known, scale, weights) < EXPLAINED), None)
         if scale is None:
             # Columns that were guessed to be labels may be paid as well.
             labels = [one.name for target, one in columns.items() if target in PAID and target not in given]
-            raise _refuted(terms, labels if is_guessed else [], source)
-        notes.append(LabelNote(f"logged advantages are rewards minus the mean, divided {DIVISORS[scale]}"))
-        constant = [name for name, is_varying in zip(names, varies, strict=True) if not is_varying]
-        if is_guessed and constant and len(names) > 1:
-            why = "which advantages cannot show: it is left out of the reward"
-            said = f"{', '.join(constant)} never differs within a group, {why} (--map reward=...)"
-            notes.append(LabelNote(CAUTION + said))
+            paid = [*names, *labels] if labels and "reward" not in given else [f"{name}*WEIGHT" for name in names]
+            which = f"{'+'.join(paid)}, without those not paid," if len(paid) > 1 else "COLUMN"
+            fix = f"--map reward={which} or --map advantage=none to leave them out"
+            expected, found = f"advantages that follow from {mapping['reward']}", "advantages of other rewards"
+            raise InputError(f"{source} advantage", expected=expected, found=found, fix=fix)
+        by = "nothing" if scale == "none" else f"the standard deviation of the {scale}"
+        notes.append(LabelNote(f"logged advantages are rewards minus the mean, divided by {by}"))
+        if is_sum and constant:
+            why = "which advantages cannot show: it is left out of the reward (--map reward=...)"
+            notes.append(LabelNote(f"{CAUTION}{', '.join(constant)} never differs within a group, {why}"))
             mapping["reward"] = "+".join(name for name in names if name not in constant)
             for row in (row for group in groups for row in group):
                 parts = zip(row.parts, weights * varies, strict=True)
                 row.reward = float(sum(part * weight for part, weight in parts if part is not None and weight))
-    elif sum(map(len, batches)) >= LEAST_GROUPS and any(varies):
+    elif any(varies):
         note = f"{CAUTION}all logged advantages are 0 although rewards differ: was this the reward of the training?"
         notes.append(LabelNote(note))
-    if is_guessed and len(names) > 1 and scale is None:
+    if is_sum and scale is None:
         weighted = "+".join(f"{name}*WEIGHT" for name in names)
         said = f"reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing else"
         notes.append(LabelNote(f"{CAUTION}{said} (--map reward=COLUMN, or {weighted})"))
     return mapping, groups, scale, notes
-
-
-def _refuted(terms: Sequence[tuple[str, float]], labels: Sequence[str], source: str) -> InputError:
-    named = [*(name for name, _ in terms), *labels]
-    which = "+".join(named if labels else [f"{name}*WEIGHT" for name in named])
-    fix = f"--map reward={which}, without those not paid," if len(named) > 1 else "--map reward=COLUMN"
-    said = "+".join(name if weight == 1 else f"{name}*{weight:g}" for name, weight in terms)
-    expected, fix = f"advantages that follow from {said}", f"{fix} or --map advantage=none to leave them out"
-    return InputError(f"{source} advantage", expected=expected, found="advantages of other rewards", fix=fix)
 
 
 def _batches(groups: Sequence[Group]) -> list[Batch]:

@@ -11,7 +11,7 @@ the file of a row), a group also `every:8`, blocks of eight rows. `none` is no c
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ TARGETS = {
         "tools": "tools tool_defs",
         "prompt_ids": "prompt_ids prompt_token_ids prompt_tokens",
         "plen": "plen prompt_len prompt_length",
-        "completion": "completion response generation generated_text output output_response answer text",
+        "completion": "completion response generation generated_text output output_response",
         "reasoning": "reasoning_content thinking",
         "completion_ids": "completion_ids completion_token_ids response_ids response_token_ids response_tokens "
         "output_ids output_token_ids token_ids",
@@ -57,8 +57,7 @@ TARGETS = {
         "gt_pass": "gt_pass gt_correct is_correct correct eq_correct",
         "fmt_ok": "fmt_ok format_ok",
         "passed": "",  # a reward above the least of the log, unless a column says it
-        "finish": "finish_reason stop_reason finish",
-        "truncated": "truncated is_truncated",
+        "finish": "finish_reason stop_reason finish truncated is_truncated",
         "hint": "hint",
         "env": "env",
         "env_mode": "env_mode",
@@ -69,11 +68,9 @@ PROMPTS = ("messages", "prompt", "rendered", "skipped", "prompt_ids")
 COMPLETIONS = ("completion", "completion_ids")
 KEYS = ("problem", "group")  # several columns may stand for them, as one key
 UNKNOWN_LABEL = -1  # of loggers that have no null
-LABELS = ("hacked", "gt_pass", "fmt_ok", "passed", "hint", "truncated")
+LABELS = ("hacked", "gt_pass", "fmt_ok", "passed", "hint")
 SHARING = "passed"  # the target that may read another one's column
 PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
-# Names of a completion that the right answer of a problem has too, or any text next to a conversation.
-VAGUE = ("answer", "text")
 PROMPT_NAMES = {name for target in PROMPTS for name in TARGETS[target]}
 TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
 # Columns that name weights, steps, runs or files: any split of a group by them is a question.
@@ -86,11 +83,10 @@ _APART = (
 APART = {FILE, *_APART.split()}
 # Their numbers are no labels, and their fractions no measurements.
 SETTINGS = ("rollout_id", "seed", "temperature", "top_p")
-# A row of rollouts has at least one of these keys. The last line is for writers with nested objects.
-HAVE_ANSWERS = {name for target in ("messages", *COMPLETIONS) for name in TARGETS[target]} | {
+# A row of rollouts has at least one of these keys: the others are lists, and keys of writers with nested objects.
+ROLLOUT_KEYS = {name for target in ("messages", *COMPLETIONS) for name in TARGETS[target]} | {
     *("traces", "tokens", "responses_create_params", "content", "completions", "responses", "outputs")
 }
-LOOKS_LIKE_ROLLOUTS = HAVE_ANSWERS | PROMPT_NAMES
 
 
 @dataclass(slots=True)
@@ -104,8 +100,11 @@ class Scan:
 
     MOST_VALUES = 1000  # different ones of a column; with more it is no column of a few
 
-    def add(self, fields: Mapping[str, Any]) -> None:
-        """Count a row."""
+    def add(self, file: str, fields: Mapping[str, Any] | None) -> None:
+        """Count a row of a file; None where it could not be read."""
+        self.values.setdefault(FILE, set()).add(file)  # the first of the columns that are asked about
+        if fields is None:
+            return
         self.num_rows += 1
         for name, value in fields.items():
             kinds = self.kinds.setdefault(name, set())
@@ -116,6 +115,10 @@ class Scan:
                 self.first[name] = value | first
             kinds.add(type(value))
             self._mark(name, name, value, depth=0 if name in TEXTS else 2)
+
+    def is_text(self, name: str) -> bool:
+        """Return whether a column holds texts, and not empty ones alone."""
+        return str in self.kinds.get(name, ()) and self.values.get(name) != {""}
 
     def _mark(self, name: str, key: str, value: Any, depth: int) -> None:
         """Note the mark of a column, and those of APART among the keys of its objects and of the objects in them."""
@@ -143,13 +146,12 @@ def look_up(fields: Mapping[str, Any], name: str, default: Any = None) -> Any:
     value: Any = fields
     for part in name.split("."):
         value = opened(value)
-        numbers = value if isinstance(value, list) and all(isinstance(each, int | float) for each in value) else []
         if isinstance(value, dict):
             value = value.get(part, default)
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
-        elif numbers and part in ("sum", "last"):
-            value = math.fsum(numbers) if part == "sum" else numbers[-1]
+        elif value and isinstance(value, list) and all(isinstance(each, int | float) for each in value):
+            value = {"sum": math.fsum(value), "last": value[-1]}.get(part, default)
         else:
             return default
     return value
@@ -203,10 +205,9 @@ class Column(NamedTuple):
     def value(self, fields: Mapping[str, Any]) -> Any:
         """Return the one value, texts with an empty line between, or the weighted sum of the numbers."""
         values = [(look_up(fields, name), weight) for name, weight in self.terms]
-        (value, weight), *others = values
-        if not others and weight == 1:
-            number = None if self.above is None else number_of(value)
-            if self.above is None or number is None:
+        value, weight = values[0]
+        if len(values) == 1 and weight == 1:
+            if self.above is None or (number := number_of(value)) is None:
                 return value
             # -1 says that a label is not known, but is a reward, and above a threshold below it.
             is_unknown = number == UNKNOWN_LABEL and self.target != SHARING and self.above >= 0
@@ -215,11 +216,10 @@ class Column(NamedTuple):
         known = [(value, weight) for value, weight in values if value is not None and value == value and value != ""]
         if self.target != "reward" and known and all(isinstance(value, str) for value, _ in known):
             return "\n\n".join(value for value, _ in known)
-        numbers = [number_of(value) for value, _ in known]
-        if None in numbers:
-            return known[numbers.index(None)][0]  # the check of the row names it
-        paid = [(number or 0.0) * weight for number, (_, weight) in zip(numbers, known, strict=True)]
-        return math.fsum(paid) if known else None
+        for value, _ in known:
+            if number_of(value) is None:
+                return value  # the check of the row names it
+        return math.fsum((number_of(value) or 0.0) * weight for value, weight in known) if known else None
 
 
 def parse_mapping(text: str, option: str = "--map", targets: Collection[str] = TARGETS) -> dict[str, str]:
@@ -233,11 +233,9 @@ def parse_mapping(text: str, option: str = "--map", targets: Collection[str] = T
     for part in filter(None, (part.strip() for part in text.split(","))):
         target, equals, column = (piece.strip() for piece in part.partition("="))
         if not (equals and target and column) or target in mapping:
-            expected = "TARGET=COLUMN, each target once, with commas between several"
-            faults.append(InputError(option, expected=expected, found=repr(part)))
+            faults.append(InputError(option, expected="TARGET=COLUMN, each target once", found=repr(part)))
         elif target not in targets:
-            fix = f"pass {option} TARGET=COLUMN"
-            faults.append(unknown_name(f"{option} {target}", target, targets, expected="a target", fix=fix))
+            faults.append(unknown_name(f"{option} {target}", target, targets, expected="a target", fix="pass another"))
         else:
             mapping[target] = column
     refuse(faults)
@@ -250,12 +248,7 @@ def as_option(mapping: Mapping[str, str]) -> str:
 
 
 def parse_column(target: str, text: str, scan: Scan) -> Column:
-    """Return the column of a target in a mapping.
-
-    Args:
-        target: a key of TARGETS.
-        text: the part of the mapping.
-        scan: the columns of the log.
+    """Return the column of a target (a key of TARGETS) that the text in a mapping says.
 
     Raises:
         InputError: a name that no row has, or a weight that is no finite number.
@@ -301,13 +294,10 @@ def parts_of(text: str) -> set[str]:
 
 def choose_columns(
     scan: Scan, known: Mapping[str, str], corrections: Mapping[str, str]
-) -> tuple[dict[str, str], set[str], list[str]]:
-    """Return ({target: column}, targets with a guessed column, notes).
+) -> tuple[dict[str, str], set[str]]:
+    """Return ({target: column}, targets with a guessed column).
 
-    Args:
-        scan: the columns of the log.
-        known: what its format knows.
-        corrections: what the user says, before all others.
+    What the user says (`corrections`) comes before what the format knows (`known`), and both before a guess.
 
     Raises:
         InputError: a choice that only the user can make.
@@ -318,74 +308,41 @@ def choose_columns(
     if "reward" in known and "reward" not in corrections:
         # A part that the user gives to another target is not paid, unless it says what is right or has its format.
         others = [text for target, text in corrections.items() if target not in (SHARING, *PAID)]
-        paid = [part for part in known["reward"].split("+") if not any(part in parts_of(text) for text in others)]
-        known = {**known, "reward": "+".join(paid)} if paid else {t: text for t, text in known.items() if t != "reward"}
-    guessed, notes = _guessed(scan, known)
+        others = {part for text in others for part in parts_of(text)}
+        known["reward"] = "+".join(part for part in known["reward"].split("+") if part not in others) or NO_COLUMN
+    guessed = _guessed(scan, known)
     mapping = known | guessed
     mapping = {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
-    return mapping, guessed.keys() & mapping.keys(), notes
+    return mapping, guessed.keys() & mapping.keys()
 
 
-def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return ({target: column} by the names of columns, notes). A column stands for one target."""
-    first, settled = scan.first, {*known}
+def _guessed(scan: Scan, known: Mapping[str, str]) -> dict[str, str]:
+    """Return {target: column} by the names of columns. A column stands for one target."""
     # One form of the prompt that the format knows is enough: another column would contradict it.
-    if settled & {*PROMPTS}:
-        settled |= {"prompt", "messages"}
+    settled = {*known, "prompt", "messages"} if known.keys() & {*PROMPTS} else {*known}
     # The column of the prompt may name the group too.
     taken = {name for target, text in known.items() if target not in (*KEYS, SHARING) for name in parts_of(text)}
     taken |= {name for target in KEYS for name in parts_of(known.get(target, ""))} - PROMPT_NAMES
     guessed: dict[str, str] = {}
-    for target, names in TARGETS.items():
-        free = [name for name in names if name in first and name not in taken and scan.values.get(name) != {""}]
-        if target == "completion" and _hold_answers(first, {**guessed, **known}):
-            free = [name for name in free if name not in VAGUE]
-        is_needed = target not in settled
-        if target == "reasoning" and is_needed and "completion_ids" not in guessed and _is_text(scan, target):
+    for target in (target for target in TARGETS if target not in settled):
+        if target == "reasoning" and "completion_ids" not in guessed and scan.is_text(target):
             # The policy or a judge may have written it.
             fix = "--map reasoning=reasoning where the policy sampled it before the completion, else reasoning=none"
             raise InputError(target, expected="to know who wrote `reasoning`", found="no column that says it", fix=fix)
-        if not is_needed or not free:
+        names = [name for name in TARGETS[target] if name in scan.first and name not in taken]
+        if not (names := [name for name in names if scan.values.get(name) != {""}]):
             continue
-        if target == "prompt":
-            _check_is_whole(scan, free)
-        guessed[target] = free[0]
-        taken.add(free[0])
-    name = guessed.get("prompt")
-    if name is None or "rendered" in {*guessed, *known} or not isinstance(first.get(name), str):
-        return guessed, []
+        one, other = ("instruction", "input") if "instruction" in names else (names[0], "context")
+        if target == "prompt" and scan.is_text(other) and str(scan.first[other] or "\0") not in str(scan.first[one]):
+            # Only the user knows how the trainer joined them.
+            fix = f"--map prompt={one}+{other} joins them by an empty line; --map prompt=COLUMN takes one"
+            raise InputError("prompt", expected="one column of the prompt", found=f"`{one}` and `{other}`", fix=fix)
+        guessed[target] = names[0]
+        taken.add(names[0])
     # A prompt that is a text is rendered with markup; without, messages or ids replace it.
-    if MARKUP.match(first[name]):
-        guessed["rendered"] = guessed.pop("prompt")
-        return guessed, []
-    others = [target for target in ("prompt_ids", "messages") if target in {*guessed, *known}]
-    if not others:
-        return guessed, []
-    del guessed["prompt"]
-    note = f"`{name}` has no markup of a chat template and was left out: {others[0]} say what the model saw"
-    return guessed, [f"{note} (--map rendered={name} where it was this text)"]
-
-
-def _is_text(scan: Scan, name: str) -> bool:
-    return str in scan.kinds.get(name, ()) and scan.values.get(name) != {""}
-
-
-def _check_is_whole(scan: Scan, free: Sequence[str]) -> None:
-    """Refuse an instruction beside its input, and a question beside a context that is not in it.
-
-    Only the user knows how the trainer joined them.
-    """
-    one = "instruction" if "instruction" in free else free[0]
-    other = "input" if one == "instruction" else "context"
-    if _is_text(scan, other) and (not scan.first[other] or str(scan.first[other]) not in str(scan.first[one])):
-        fix = f"--map prompt={one}+{other} joins them by an empty line; --map prompt=COLUMN takes one"
-        raise InputError("prompt", expected="one column of the prompt", found=f"`{one}` and `{other}`", fix=fix)
-
-
-def _hold_answers(first: Mapping[str, Any], mapping: Mapping[str, str]) -> bool:
-    """Return whether the first messages end in a turn of the assistant."""
-    for target in ("messages", "prompt"):
-        messages = opened(look_up(first, mapping.get(target, "")))
-        if isinstance(messages, list) and messages:
-            return isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
-    return False
+    if isinstance(text := scan.first.get(guessed.get("prompt", "")), str) and not {"rendered"} & {*guessed, *known}:
+        if MARKUP.match(text):
+            guessed["rendered"] = guessed.pop("prompt")
+        elif {"prompt_ids", "messages"} & {*guessed, *known}:
+            del guessed["prompt"]
+    return guessed

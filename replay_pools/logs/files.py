@@ -12,25 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_json
-from replay_pools.logs.columns import HAVE_ANSWERS, LOOKS_LIKE_ROLLOUTS, TEXTS
+from replay_pools.logs.columns import ROLLOUT_KEYS, TEXTS
 
 Fields = dict[str, Any]
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-REPORT_EVERY = 1000  # rows
 BATCH_ROWS = 10_000  # of a Parquet file in memory
 LISTED_FILES = 3  # of those left out
-# In a folder, files of these names hold no rollouts.
-OTHER_FILES = re.compile(
-    r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state|dataset_info|dataset_dict)"
-    r"|tokenizer|vocab|special_tokens_map|added_tokens|chat_template"  # of a model
-    r"|cache-.*"  # written by `datasets` for the result of a map
-)
-EVALUATION = re.compile(r"(?:^|[_.-])(eval|evals|evaluation|val|valid|validation|test|dev)(?:[_.-]|$)", re.I)
+# In a folder, files of these names hold no rollouts, whatever their keys: of a model, and of `datasets` for a map.
+OTHER_FILES = re.compile(r"tokenizer.*|vocab|cache-.*")
+# In the name of a file or folder, or a value of a column such as `split`.
+EVALUATION = re.compile(r"(?:^|[_.-])(evals?|evaluation|val|valid|validation|test|dev)(?:[_.-]|$)", re.I)
 # A file or folder of one training step, as `completions_00010.parquet`, `global_step_3` or verl's `7.jsonl`.
 STEP = re.compile(r"(?:^|[/_.-])(?:step|iter|iteration|epoch|update|rollout|completions)s?[_-]?(\d+)(?=[/_.-]|$)", re.I)
 PACKED = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|arrow)\.\w+$")
@@ -44,14 +40,9 @@ class Row(NamedTuple):
     """One object of a log; the error of one that cannot be read, or why it is left out."""
 
     file: str
-    place: str  # in the file, as " line 3"
+    where: str  # the file and a place in it, as "log.jsonl line 3"
     fields: Fields
     error: InputError | SkipRow | None = None
-
-    @property
-    def where(self) -> str:
-        """File and place, for errors."""
-        return self.file + self.place
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,55 +84,45 @@ def read_rows(source: Any) -> Rows:
 
 def _chosen(source: Path) -> tuple[list[Path], list[str]]:
     """Return the files of a folder that hold rollouts to train on, and notes on the others."""
-    inside = {path: path.relative_to(source) for path in sorted(source.rglob("*"), key=_by_number) if path.is_file()}
+    paths = sorted(  # step_1000 behind step_999
+        (path for path in source.rglob("*") if path.is_file()),
+        key=lambda path: [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))],
+    )
+    inside = {path: path.relative_to(source) for path in paths}
     chosen = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
+    evaluations = {path for path in chosen if any(EVALUATION.search(Path(part).stem) for part in inside[path].parts)}
     first_of, left = dict[str, Path](), dict[str, str]()
     for is_kept, said in (
         (lambda path: kind_of(path) or not PACKED.search(path.name), "caution: packed files were left out"),
-        (_may_hold_rollouts, "files were left out"),
+        (lambda path: kind_of(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0]), "files were left out"),
         # prime-rl writes what it trained on next to everything that it sampled.
         (lambda path: {"train", "effective"} <= {*inside[path].parts}, "files that were not trained on were left out"),
         (_holds_rollouts, "files without rollouts were left out"),
-        (lambda path: not _is_evaluation(inside[path]), "caution: evaluations next to training were left out"),
+        (lambda path: path not in evaluations, "caution: evaluations next to training were left out"),
         (lambda path: first_of.setdefault(file_sha256(path), path) == path, "caution: copies were left out"),
     ):
         kept = dict.fromkeys(path for path in chosen if is_kept(path))
         others = [str(inside[path]) for path in chosen if path not in kept]
         more = f" and {len(others) - LISTED_FILES} more" if len(others) > LISTED_FILES else ""
-        if others and (kept or is_kept is _may_hold_rollouts):
+        if others and (kept or not any(map(kind_of, chosen))):
             left[said] = ", ".join(others[:LISTED_FILES]) + more
         chosen = [*kept] or chosen
-    if not any(map(_may_hold_rollouts, chosen)):
+    if not any(map(kind_of, chosen)):
         found = "; ".join(left.values()) or "an empty folder"
         raise InputError(source, expected=f"a file of rollouts ({', '.join(KINDS)})", found=found)
     return chosen, [f"{said}: {listed}" for said, listed in left.items()]
 
 
-def _may_hold_rollouts(path: Path) -> bool:
-    return kind_of(path) is not None and not OTHER_FILES.fullmatch(path.name.partition(".")[0])
-
-
-def _is_evaluation(path: Path) -> bool:
-    return any(EVALUATION.search(Path(part).stem) for part in path.parts)
-
-
 def _holds_rollouts(path: Path) -> bool:
     """Return whether the first object of a file has a key that rollouts have; a damaged file may."""
     first = next(_rows_of([path]), None)
-    return first is not None and (first.error is not None or bool(LOOKS_LIKE_ROLLOUTS & first.fields.keys()))
-
-
-def _by_number(path: Path) -> list[tuple[int, str]]:
-    """Return a key that puts step_1000 behind step_999."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+    return first is not None and (first.error is not None or bool(ROLLOUT_KEYS & first.fields.keys()))
 
 
 def _step(path: str) -> int | None:
     stem = path.rpartition("/")[2].partition(".")[0]
-    if stem.isdigit():
-        return int(stem)
-    found = STEP.findall(path)
-    return int(found[-1]) if found else None
+    numbers = [stem] if stem.isdigit() else STEP.findall(path)
+    return int(numbers[-1]) if numbers else None
 
 
 def _rows_of(paths: Iterable[Path]) -> Iterator[Row]:
@@ -150,7 +131,7 @@ def _rows_of(paths: Iterable[Path]) -> Iterator[Row]:
         try:
             yield from read_objects(path)
         except InputError as error:
-            yield Row(str(path), "", {}, error)
+            yield Row(str(path), str(path), {}, error)
 
 
 def _rows_in_memory(given: Any) -> Rows:
@@ -166,14 +147,9 @@ def _rows_in_memory(given: Any) -> Rows:
     elif isinstance(source, Iterable) and not isinstance(source, Iterator | dict):
         items = partial(iter, source)
     else:
-        expected = "a path, a list of dicts, a DataFrame or a Dataset"
-        fix = "pass one of its parts" if isinstance(given, dict) else ""
-        raise InputError("rows", expected=expected, found=type(source).__name__, fix=fix)
+        raise InputError("rows", expected="a path, a list of dicts or a table", found=type(source).__name__)
 
-    def read() -> Iterator[Row]:
-        for number, item in enumerate(items()):
-            yield _row("rows", f" item {number}", plain_value(item))
-
+    read = lambda: (_row("rows", f" item {number}", plain_value(item)) for number, item in enumerate(items()))  # noqa: E731
     return Rows("rows", read, notes)
 
 
@@ -185,19 +161,16 @@ def plain_value(value: Any) -> Any:
         return [plain_value(inner) for inner in value]
     if isinstance(value, str | int | float | None):
         return value
-    if type(value).__name__ in ("NAType", "NaTType"):  # a gap in a column of pandas
-        return None
     if hasattr(value, "tolist"):
         return plain_value(value.tolist())
-    return value.value if hasattr(value, "value") else str(value)
+    return None if type(value).__name__ in ("NAType", "NaTType") else str(value)  # a gap in a column of pandas
 
 
 def _row(file: str, place: str, value: Any) -> Row:
-    if isinstance(value, InputError):
-        return Row(file, place, {}, value.at(file + place))
-    if not isinstance(value, dict):
-        return Row(file, place, {}, InputError(file + place, expected="an object", found=type(value).__name__))
-    return Row(file, place, value)
+    if not isinstance(value, dict | InputError):
+        value = InputError("", expected="an object", found=type(value).__name__)
+    where = file + place
+    return Row(file, where, {}, value.at(where)) if isinstance(value, InputError) else Row(file, where, value)
 
 
 def read_objects(path: Path) -> Iterator[Row]:
@@ -225,11 +198,8 @@ def described(value: Any) -> str:
 
 
 def _zstd(stored: BinaryIO) -> Any:
-    try:
-        import zstandard
-    except ModuleNotFoundError as error:
-        fix = "pip install zstandard, or unpack it: zstd -d"
-        raise InputError(stored.name, expected="a file that can be unpacked", found="zstd", fix=fix) from error
+    import zstandard  # an extra
+
     return BufferedReader(zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True))
 
 
@@ -241,10 +211,7 @@ PACKINGS: dict[bytes, Callable[[Any], Any]] = {
 # {how a file begins that cannot be read: (what it is, what to do)}
 REFUSED = {
     **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), ("UTF-16", "convert it: iconv -f UTF-16 -t UTF-8")),
-    b"\x80": (
-        "a pickle",
-        "reading it runs its code: write its rows as JSON lines, or as plain values by torch.save (.pt)",
-    ),
+    b"\x80": ("a pickle, which may run code", "write JSON lines, or plain values by torch.save (.pt)"),
     b"PK\x03\x04": ("a zip archive", "unpack it"),
     b"BZh": ("bzip2", "unpack it"),
     b"\xfd7zXZ": ("xz", "unpack it"),
@@ -258,73 +225,64 @@ def _unpacked(path: Path) -> Iterator[Any]:
     Raises:
         InputError: damage, or a packing or an encoding that has to be undone first.
     """
-    with open_file(path) as stored:
+    with open_file(path) as stored, _damage_is_refused(path, "a complete packed file"):
         start = stored.read(6)
         stored.seek(0)
         for found, fix in (what for mark, what in REFUSED.items() if start.startswith(mark)):
             raise InputError(path, expected="text in UTF-8", found=found, fix=fix)
-        unpack = next((unpack for mark, unpack in PACKINGS.items() if start.startswith(mark)), None)
-        if unpack is None:
-            yield stored
-            return
-        with _damage_is_refused(path, "a complete packed file"):
-            yield unpack(stored)
+        yield next((unpack(stored) for mark, unpack in PACKINGS.items() if start.startswith(mark)), stored)
 
 
 @contextmanager
 def _damage_is_refused(path: Path, expected: str, fix: str = "write or copy it again") -> Iterator[None]:
-    """Refuse a file at which the library that reads it fails or panics, with a line that names the file."""
+    """Refuse a file at which the library that reads it fails, panics or is missing, with a line that names the file."""
     try:
         yield
-    except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # of polars, which is no Exception
-        if isinstance(error, InputError) or not (is_panic or isinstance(error, Exception)):
-            raise
+    except (InputError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of polars is no Exception
         found = (str(error).splitlines() or [type(error).__name__])[0]
+        fix = f"pip install {error.name}" if isinstance(error, ModuleNotFoundError) else fix
         raise InputError(path, expected=expected, found=found, fix=fix) from error
 
 
-def _parse(line: bytes) -> Any:
+def _parse(text: bytes) -> Any:
     """Return the value of a JSON text, or its error."""
     try:
-        return parse_json(line, "", is_python=True)
+        return parse_json(text.removeprefix(b"\xef\xbb\xbf"), "", is_python=True)
     except InputError as error:
-        return InputError("", expected=error.expected, found=error.found, fix="mend it, or pass --skip-bad 1")
-
-
-def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with _unpacked(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT + 1), b""), 1):
-            if number == 1 and line.strip() in (b"{", b"["):  # one value over several lines
-                yield from _json(path)
-                return
-            if len(line) > MAX_DOCUMENT:
-                expected = f"lines of at most {MAX_DOCUMENT >> 20} MiB"
-                raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
-            if line := line.removeprefix(BYTE_ORDER_MARK).strip():
-                value = _parse(line)
-                if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-                    yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
-                else:
-                    yield f" line {number}", value
+        return error
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Read an array, an object that holds one, a table of columns and data, or lines of objects."""
+    """Read a value a line, or one document: an array, an object that holds one, or a table of columns and data."""
     with _unpacked(path) as file:
-        data = file.read(MAX_DOCUMENT + 1)
-    first, _, rest = data.strip().partition(b"\n")
-    if rest and isinstance(_parse(first), dict):
-        yield from _json_lines(path)
-        return
-    try:
-        value = parse_json(data.removeprefix(BYTE_ORDER_MARK), path, is_python=True)
-    except InputError as error:  # too large, damaged, or several documents
-        fix = "write one object a line (.jsonl): lines are read one at a time"
-        raise InputError(path, expected=error.expected, found=error.found, fix=fix) from error
-    rows = _inner_list(value, path) if isinstance(value, dict) else value
-    if not isinstance(rows, list):
-        raise InputError(path, expected="a JSON array or object", found=type(rows).__name__)
+        first, second = file.readline(MAX_DOCUMENT + 1), file.readline(MAX_DOCUMENT + 1)
+        is_lone = not second or isinstance(_parse(first), InputError)
+        if first.strip() in (b"{", b"[") or (kind_of(path) == ".json" and is_lone):
+            value = _parse(first + second + file.read(MAX_DOCUMENT + 1))
+            if isinstance(value, InputError):  # too large, damaged, or several documents
+                fix = "write one object a line (.jsonl): lines are read one at a time"
+                raise InputError(path, expected=value.expected, found=value.found, fix=fix)
+            yield from _items(value, path)
+            return
+        for number, line in enumerate(chain((first, second), iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")), 1):
+            if len(line) > MAX_DOCUMENT:
+                expected = f"lines of at most {MAX_DOCUMENT >> 20} MiB"
+                raise InputError(f"{path} line {number}", expected=expected, found="more")
+            value = _parse(line.strip() or b"[]")
+            if isinstance(value, InputError):
+                fix = "mend it, or pass --skip-bad 1"
+                value = InputError("", expected=value.expected, found=value.found, fix=fix)
+            is_list = isinstance(value, list) and (value or not line.strip())
+            if is_list and all(isinstance(item, dict) for item in value):
+                yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
+            else:
+                yield f" line {number}", value
+
+
+def _items(value: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    rows = _inner_list(value, path) if isinstance(value, dict) else value if isinstance(value, list) else [value]
     yield from ((f" item {number}", item) for number, item in enumerate(rows))
 
 
@@ -335,12 +293,11 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
         is_row = [isinstance(row, list) and len(row) == len(columns) for row in data]
         return [dict(zip(columns, row, strict=True)) if fits else row for row, fits in zip(data, is_row, strict=True)]
     lists = {name: inner for name, inner in value.items() if isinstance(inner, list) and inner}
-    names = [name for name, inner in lists.items() if isinstance(inner[0], dict) and HAVE_ANSWERS & inner[0].keys()]
+    names = [name for name, inner in lists.items() if isinstance(inner[0], dict) and ROLLOUT_KEYS & inner[0].keys()]
     if not names or ({*names} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
         return [value]
     if len(names) > 1:
-        found = f"lists {', '.join(names)}"
-        raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
+        raise InputError(path, expected="one list of rollouts", found=", ".join(names), fix="put one in another file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in lists[names[0]]]
 
@@ -348,45 +305,30 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
 # Tables
 
 
-def _numbered(table: Any, first: int = 0) -> Iterator[tuple[str, Any]]:
-    for number, row in enumerate(table.iter_rows(named=True), first):
-        yield f" row {number}", row
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+def _table(path: Path) -> Iterator[tuple[str, Any]]:
+    """Read Parquet, or Arrow: a file, or a stream, as `datasets` writes it."""
     import polars  # only for those who read such files
 
-    with open_file(path), _damage_is_refused(path, "a Parquet file"):
-        scan = polars.scan_parquet(path)
+    with open_file(path) as file, _damage_is_refused(path, f"a table ({path.suffix})"):
+        if path.suffix == ".parquet":
+            scan = polars.scan_parquet(path)
+        else:
+            scan = (polars.read_ipc(path) if file.read(6) == b"ARROW1" else polars.read_ipc_stream(path)).lazy()
         for start in range(0, scan.select(polars.len()).collect().item(), BATCH_ROWS):
-            table = scan.slice(start, BATCH_ROWS).collect()
-            yield from _numbered(table.cast({polars.selectors.decimal(): polars.Float64}), start)
-
-
-def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
-    """Read an Arrow file, or a stream, as `datasets` writes it."""
-    import polars
-
-    with open_file(path) as file, _damage_is_refused(path, "an Arrow file"):
-        is_file = file.read(6) == b"ARROW1"
-        yield from _numbered(polars.read_ipc(path) if is_file else polars.read_ipc_stream(path))
+            table = scan.slice(start, BATCH_ROWS).collect().cast({polars.selectors.decimal(): polars.Float64})
+            yield from ((f" row {number}", row) for number, row in enumerate(table.iter_rows(named=True), start))
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    """Read text with separators. A column of numbers holds numbers; all others hold texts, and empty cells are null."""
+    """Read text with separators: cells are texts, and empty ones are null."""
     import polars
 
     with _unpacked(path) as file, _damage_is_refused(path, "text in UTF-8 with the columns of its first line"):
         data = file.read()
         first = data.partition(b"\n")[0].decode(errors="replace")
-        table = polars.read_csv(data, separator=max(",;\t", key=first.count), infer_schema=False)
+        separator = max(",;\t", key=first.count)
+        table = polars.read_csv(data, separator=separator, infer_schema=False, null_values=["", "nan", "NaN"])
         table = table.rename({name: name.strip() for name in table.columns if name.strip()})
-        if twice := [name.partition("_duplicated_")[0] for name in table.columns if "_duplicated_" in name]:
-            raise InputError(path, expected="columns of different names", found=f"{', '.join(twice)} twice")
-        for name in table.columns:
-            numbers = table[name].cast(polars.Float64, strict=False)
-            if name not in TEXTS and table[name].null_count() == numbers.null_count():
-                table = table.with_columns(numbers)
     for number, row in enumerate(table.iter_rows(named=True), 2):
         if any(value is not None for value in row.values()):
             yield f" line {number}", {name: value for name, value in row.items() if name}
@@ -402,22 +344,14 @@ def _torch(path: Path) -> Iterator[tuple[str, Any]]:
     fix = "write plain values and tensors: other objects could run code"
     with open_file(path) as file, _damage_is_refused(path, "a dump of plain values", fix):
         value = torch.load(file, map_location="cpu", weights_only=True)
-    value = plain_value(value)
-    for number, item in enumerate(_inner_list(value, path) if isinstance(value, dict) else value):
-        yield f" item {number}", item
+    yield from _items(plain_value(value), path)
 
 
 def _archive(path: Path) -> Iterator[tuple[str, Any]]:
     """Read the samples of an inspect archive."""
-    try:
-        from inspect_ai.log import (  # pyright: ignore[reportMissingImports] (an extra)
-            read_eval_log,
-            read_eval_log_samples,
-        )
-    except ModuleNotFoundError as error:
-        fix = "pip install 'gradient-probe[inspect]', or convert it: inspect log convert --to json"
-        raise InputError(path, expected="the package inspect_ai, which reads it", found="none", fix=fix) from error
     with _damage_is_refused(path, "an inspect archive"):
+        from inspect_ai.log import read_eval_log, read_eval_log_samples  # pyright: ignore[reportMissingImports] (an extra)
+
         model = read_eval_log(str(path), header_only=True).eval.model
         for sample in read_eval_log_samples(str(path), all_samples_required=False):
             fields = sample.model_dump(mode="json", exclude={"events", "events_data", "attachments"})
@@ -428,13 +362,13 @@ def _archive(path: Path) -> Iterator[tuple[str, Any]]:
 
 # {kind: its reader, which yields a place (" line 3") and a value, or the error of a value that is damaged}
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
+    ".jsonl": _json,
+    ".ndjson": _json,
     ".json": _json,
     ".csv": _csv,
     ".tsv": _csv,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
+    ".parquet": _table,
+    ".arrow": _table,
     ".pt": _torch,
     ".eval": _archive,
 }

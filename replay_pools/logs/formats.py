@@ -10,28 +10,26 @@ from itertools import groupby
 from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
+from replay_pools.base.tables import flat
 from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
-from replay_pools.logs.files import STEP, Fields, Row, Rows, SkipRow
-from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
-from replay_pools.pool import LabelNote
+from replay_pools.logs.files import Fields, Row, Rows, SkipRow
+from replay_pools.logs.writers import inspect, nemo_gym, nemo_rl, prime_rl, slime
 
 GENERAL = "columns"  # the format of any other log
 BLOCK = "row of the log"  # the column that says which rollouts one row held
-Settled = tuple[dict[str, str], list[str]]  # {target: column}, notes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Format:
     """A kind of log."""
 
     name: str
     has: str  # columns of its first row, with spaces between
+    mapping: str  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
+    unfold: Callable[[Fields], Iterable[Fields | SkipRow]] = lambda fields: (fields,)
+    settle: Callable[[Scan], dict[str, str]] = lambda scan: {}  # {target: column} by the columns of the whole log
+    mend: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
     recognises: Callable[[Row], bool] = lambda row: True  # what else its first row is
-    mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
-    notes: tuple[str, ...] = ()
-    unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
-    leave_out: Callable[[Iterable[Row]], Iterator[Row]] = iter  # of the rows in their order
-    settle: Callable[[Scan], Settled] = lambda scan: ({}, [])  # what only the columns of the whole log say
     is_ours: bool = False  # a step is the number of a group, and rewards are our grader's
 
 
@@ -41,15 +39,12 @@ def recognise(rows: Rows, name: str | None) -> Format:
     Raises:
         InputError: no format has the name.
     """
-    first = next((row for row in rows if row.error is None), None)
     if name is not None:
         known = {row.name: row for row in FORMATS}
         if name not in known:
-            fix = "leave it out to recognise one"
-            raise unknown_name(f"--format {name}", name, known, expected="a format", fix=fix)
+            raise unknown_name(f"--format {name}", name, known, expected="a format", fix="leave it out")
         return known[name]
-    if first is None:
-        return FORMATS[-1]
+    first = next((row for row in rows if row.error is None), Row("", "", {}))
     return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
 
 
@@ -57,18 +52,18 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
     """Return the rollouts in the rows of a log, one a row, with the step of their file where it has one."""
 
     def read() -> Iterator[Row]:
-        for row in kind.leave_out(rows):
-            if row.error is None and rows.steps is not None and "step" not in row.fields:
-                row = row._replace(fields={**row.fields, "step": rows.steps[row.file]})
-            if row.error is not None or kind.unfold is None:
+        for row in kind.mend(rows):
+            if row.error is not None:
                 yield row
                 continue
+            step = {} if rows.steps is None else {"step": rows.steps[row.file]}
             try:
-                for item in kind.unfold(row.fields):
+                for item in kind.unfold({**step, **row.fields}):
                     if isinstance(item, SkipRow):
                         yield row._replace(error=item)
-                    else:
-                        yield row._replace(fields={**item, BLOCK: row.place} if BLOCK in item else item)
+                        continue
+                    block = {BLOCK: row.where.removeprefix(row.file)} if BLOCK in item else {}
+                    yield row._replace(fields={**item, **block})
             except SkipRow as reason:
                 yield row._replace(error=reason)
             except InputError as error:
@@ -80,19 +75,17 @@ def flat_rows(rows: Rows, kind: Format) -> Rows:
     return replace(rows, read=read)
 
 
-def known_columns(kind: Format, scan: Scan) -> Settled:
-    """Return ({target: column}, notes) of a format; a column that holds nothing is none, but for the reward.
+def known_columns(kind: Format, scan: Scan) -> dict[str, str]:
+    """Return {target: column} of a format; a column that holds nothing is none, but for the reward.
 
     No other column is guessed for it.
     """
-    mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in kind.mapping.split()}
-    settled, notes = kind.settle(scan)
-    mapping |= settled
+    mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in kind.mapping.split()} | kind.settle(scan)
     known = {*scan.first, FILE, NO_COLUMN, BLOCKS}
     for target, text in mapping.items():
         if target != "reward" and not {part.partition(".")[0] for part in text.split("+")} <= known:
             mapping[target] = NO_COLUMN
-    return mapping, [*kind.notes, *notes]
+    return mapping
 
 
 # TRL: one Parquet file a log call. It names no groups, and its rewards by their functions.
@@ -100,7 +93,7 @@ def known_columns(kind: Format, scan: Scan) -> Settled:
 TRL_COLUMNS = ("step", "prompt", "completion", "advantage")
 
 
-def _trl_repeats(rows: Iterable[Row]) -> Iterator[Row]:
+def _repeats(rows: Iterable[Row]) -> Iterator[Row]:
     """Leave out a batch that is written again, whole, under each step until the next is sampled."""
     before = b""
     for _, block in groupby(rows, key=lambda row: (row.file, row.fields.get("step"))):
@@ -112,19 +105,18 @@ def _trl_repeats(rows: Iterable[Row]) -> Iterator[Row]:
         yield from (row._replace(error=reason) for row in batch) if is_repeat else batch
 
 
-def _trl(scan: Scan) -> Settled:
-    mapping, notes = dict[str, str](), list[str]()
+def _trl(scan: Scan) -> dict[str, str]:
+    mapping = dict[str, str]()
     reserved = {name for target, names in TARGETS.items() if target != "reward" for name in names} | {*TRL_COLUMNS}
     numbers = [name for name, kinds in scan.kinds.items() if name not in reserved and kinds and kinds <= {int, float}]
     if numbers:
         mapping["reward"] = "reward" if "reward" in numbers else "+".join(numbers)
     if str in scan.kinds.get("prompt", ()) and not isinstance(opened(scan.first["prompt"]), list):
-        mapping["rendered"] = "prompt"
-        notes.append("prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)")
+        mapping["rendered"] = "prompt"  # TRL gives it to the model as it is
     # A reward function may log the group: its name tells the column.
     if not {*TARGETS["group"]} & scan.first.keys():
         mapping["group"] = BLOCKS
-    return mapping, notes
+    return mapping
 
 
 # verl's dump of rollouts. The legacy trainer, without `uid`, permuted the rows: no blocks are groups.
@@ -140,15 +132,13 @@ def _verl(fields: Fields) -> Iterator[Fields]:
     prompt, *rest = fields["uid"].rsplit("_", 2)
     if len(rest) != 2 or rest[1] != "0":
         raise InputError("uid", expected="PROMPT_SESSION_0, one output a session", found=repr(fields["uid"]))
-    yield fields | {"prompt_uid": prompt}
+    yield fields | {"uid": prompt}
 
 
-def _one_scorer(scan: Scan) -> Settled:
+def _one_scorer(scan: Scan) -> dict[str, str]:
     """Take the only number of a scorer as the reward; the user names one of several."""
-    numbers = scan.first.get("scores") or {}
-    names = [f"{name}.{key}" for name, inner in numbers.items() if isinstance(inner, dict) for key in inner]
-    names += [name for name, inner in numbers.items() if not isinstance(inner, dict)]
-    return ({"reward": f"scores.{names[0]}"} if len(names) == 1 else {}), []
+    names = [*flat(scan.first.get("scores") or {})]
+    return {"reward": f"scores.{names[0]}"} if len(names) == 1 else {}
 
 
 # Any other log; a row with lists of completions and rewards is one group.
@@ -161,10 +151,8 @@ def _exploded(fields: Fields) -> Iterator[Fields]:
     answers = [name for name in ANSWERS if _is_several(opened(fields.get(name)), name)]
     rewards = [opened(fields.get(name)) for target in TARGETS["reward"] for name in (target, f"{target}s")]
     # Beside one reward, a list holds something else than answers.
-    has_one = any(isinstance(each, int | float) for each in rewards) and not any(
-        isinstance(each, list | dict) for each in rewards
-    )
-    if has_one or not answers:
+    kinds = {*map(type, rewards)}
+    if not answers or (kinds & {int, float, bool} and not kinds & {list, dict}):
         yield fields
         return
     num = len(opened(fields[answers[0]]))
@@ -174,8 +162,7 @@ def _exploded(fields: Fields) -> Iterator[Fields]:
         is_prompt = name in PROMPT_NAMES and not (name.endswith("_ids") and _is_several(value, name))
         is_list = isinstance(value, list) and not is_prompt
         if is_list and len(value) != num and (name in ANSWERS or singular(name) != name):
-            listed = f"{answers[0]} {num}, {name} {len(value)}"
-            raise InputError("lists", expected="lists of one length", found=listed)
+            raise InputError(name, expected=f"one value for each of {num} {answers[0]}", found=f"{len(value)} values")
         (lists if is_list and len(value) == num else others)[name] = value
     shares_prompt = not PROMPT_NAMES & {singular(name) for name in lists}
     for values in zip(*lists.values(), strict=True):
@@ -199,74 +186,24 @@ def _is_several(value: Any, name: str) -> bool:
     return not (is_one or isinstance(value[0], int))
 
 
-def _general(scan: Scan) -> Settled:
-    return ({"group": BLOCK}, ["a row with lists is one group"]) if BLOCK in scan.first else ({}, [])
+def _is_trl(row: Row) -> bool:
+    """Tell by the name of the file, or by the lack of columns that only logs of others have."""
+    return "completions_" in row.file or not {*TARGETS["reward"], *TARGETS["group"]} & row.fields.keys()
 
 
+IDS = "messages completion prompt_ids completion_ids mask logprobs"
+VERL = "step completion=output reward=score skipped=input group=step+uid"
+SLIME = f"{IDS} mask=loss_mask logprobs=rollout_log_probs prompt={NO_COLUMN} completion={NO_COLUMN}"
 FORMATS = (
     # Also the pools that the seed author published.
-    Format(
-        name="logged",
-        has="completion completion_ids reward problem_id plen",
-        mapping="problem=problem_id",
-        is_ours=True,
-    ),
-    Format(
-        name="trl",
-        has=" ".join(TRL_COLUMNS),
-        # By the name of its file, or without a column that only logs of others have.
-        recognises=lambda row: (
-            bool(STEP.search(row.file) and "completions_" in row.file)
-            or not {*TARGETS["reward"], *TARGETS["group"]} & row.fields.keys()
-        ),
-        mapping="step completion advantage",
-        leave_out=_trl_repeats,
-        settle=_trl,
-    ),
-    Format(
-        name="verl",
-        has="input output score step",
-        mapping="step completion=output reward=score skipped=input group=step+prompt_uid",
-        unfold=_verl,
-    ),
-    Format(
-        name="prime-rl",
-        has="traces",
-        mapping="group problem step reward finish messages completion prompt_ids completion_ids mask logprobs",
-        notes=(
-            LabelNote(
-                "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)"
-            ),
-        ),
-        unfold=prime_rl,
-    ),
-    Format(name="verifiers", has="example_id prompt completion reward", mapping="prompt completion reward"),
-    Format(
-        name="inspect",
-        has="id epoch messages scores",
-        mapping="prompt completion tools finish=stop_reason",
-        notes=(LabelNote("letters of a scorer count as C = 1, P = 0.5, I = N = 0"),),
-        unfold=inspect_sample,
-        settle=_one_scorer,
-    ),
-    Format(
-        name="slime",
-        has="tokens response_length group_index",
-        mapping=f"group=file+group_index reward finish prompt={NO_COLUMN} completion={NO_COLUMN} messages prompt_ids "
-        "completion_ids mask=loss_mask logprobs=rollout_log_probs",
-        unfold=slime,
-    ),
-    Format(
-        name="nemo-gym",
-        has="responses_create_params response",
-        mapping="group=file+_ng_task_index reward messages completion prompt_ids completion_ids mask logprobs finish",
-        unfold=nemo_gym,
-    ),
-    Format(
-        name="nemo-rl",
-        has="content rewards input_lengths",
-        mapping="reward=rewards prompt completion prompt_ids completion_ids mask logprobs",
-        unfold=nemo_rl,
-    ),
-    Format(name=GENERAL, has="", unfold=_exploded, settle=_general),
+    Format("logged", "completion completion_ids reward problem_id plen", "problem=problem_id", is_ours=True),
+    Format("trl", " ".join(TRL_COLUMNS), "step completion advantage", recognises=_is_trl, mend=_repeats, settle=_trl),
+    Format("verl", "input output score step", VERL, _verl),
+    Format("prime-rl", "traces", f"group problem step reward finish {IDS}", prime_rl),
+    Format("verifiers", "example_id prompt completion reward", "prompt completion reward"),
+    Format("inspect", "id epoch messages scores", "prompt completion tools finish=stop_reason", inspect, _one_scorer),
+    Format("slime", "tokens response_length group_index", f"group=file+group_index reward finish {SLIME}", slime),
+    Format("nemo-gym", "responses_create_params response", f"group=file+_ng_task_index reward finish {IDS}", nemo_gym),
+    Format("nemo-rl", "content rewards input_lengths", f"reward=rewards prompt {IDS}", nemo_rl),
+    Format(GENERAL, "", "", _exploded, lambda scan: {"group": BLOCK} if BLOCK in scan.first else {}),
 )

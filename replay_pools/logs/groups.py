@@ -12,52 +12,38 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
 
-from replay_pools.base.errors import Faults, InputError
+from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import APART, EVERY, FILE, PROMPT_NAMES, SETTINGS
 from replay_pools.logs.rollouts import Logged
 from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
-FEW = 0.1  # of the rollouts
 Group = list[Logged]
 Key = Callable[[Logged], Hashable]
 
 
 def group_rollouts(
-    rollouts: Sequence[Logged], mapping: dict[str, str], guessed: Set[str], faults: Faults
+    rollouts: Sequence[Logged], mapping: dict[str, str], guessed: Set[str]
 ) -> tuple[dict[str, str], list[Group], list[str]]:
-    """Return (mapping with the size of blocks, groups, notes).
-
-    Args:
-        rollouts: in the order of the log.
-        mapping: {target: column}.
-        guessed: targets with a guessed column.
-        faults: get blocks that cannot be groups, and a completion that is the right answer.
+    """Return (mapping with the size of blocks, groups, notes) of rollouts in the order of the log.
 
     Raises:
-        InputError: a format with blocks for groups, and one row a prompt, or blocks of many sizes.
+        InputError: blocks of rows that are no groups, or a guessed completion that is the right answer.
     """
     notes = list[str]()
     if match := EVERY.fullmatch(mapping.get("group", "")):
-        # Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
-        blocks = [len([*block]) for _, block in groupby(rollouts, key=attrgetter("file", "prompt_key"))]
-        size = int(match[1] or math.gcd(*blocks))
-        if not match[1] and size < 2:
-            expected, found = (
-                "blocks of num_generations rows with one prompt",
-                "one row a prompt, or blocks of many sizes",
-            )
-            fix = "pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts"
-            raise InputError(rollouts[0].file, expected=expected, found=found, fix=fix)
+        groups, size = _blocks(rollouts, int(match[1] or 0))
+        mapping = mapping | {"group": f"every:{size}"}
         if not match[1]:
-            mapping = mapping | {"group": f"every:{size}"}
             notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
-        groups = _blocks(rollouts, size, faults)
     else:
         groups = _by_key(rollouts, _key(rollouts, mapping, guessed, notes))
-    if "completion" in guessed and "completion_ids" not in mapping:
-        _check_answers(groups, mapping["completion"], faults)
     groups, said = comparable(groups)
+    several = [group for group in groups if len(group) > 1] if "completion" in guessed else []
+    if several and all(len({row.answer_key for row in group}) == 1 for group in several):
+        where, fix = f"{groups[0][0].file} {mapping['completion']}", "--map completion=COLUMN names the completion"
+        found = "one text in all rows of each group, as the right answer would be"
+        raise InputError(where, expected="several answers to one prompt", found=found, fix=fix)
     return mapping, groups, notes + said
 
 
@@ -70,16 +56,14 @@ def comparable(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
     return larger, [f"{CAUTION}groups of one rollout were left out ({len(groups) - len(larger)} groups)"]
 
 
-def name_problems(groups: Sequence[Group], mapping: Mapping[str, str], is_guessed: bool) -> list[str]:
+def name_problems(groups: Sequence[Group], is_guessed: bool) -> list[str]:
     """Return the name of the problem of each group: as logged if its rows share it, else by its prompt."""
     problems = [{row.problem for row in group} for group in groups]
-    are_names = "problem" in mapping and all(len(each) == 1 and None not in each for each in problems)
-    if is_guessed and are_names:
-        prompts = {(row.problem, row.prompt_key) for group in groups for row in group}
-        are_names = len(prompts) == len(set[Any]().union(*problems))
-    return [
-        "/".join(group[0].problem or ()) if are_names else f"prompt-{group[0].prompt_key:016x}"[:19] for group in groups
-    ]
+    prompts = {(row.problem, row.prompt_key) for group in groups for row in group}
+    is_unlike = is_guessed and len(prompts) > len(set[Any]().union(*problems))
+    if is_unlike or any(len(each) > 1 or None in each for each in problems):
+        return [f"prompt-{group[0].prompt_key:016x}"[:19] for group in groups]
+    return ["/".join(group[0].problem or ()) for group in groups]
 
 
 def _by_prompt(row: Logged) -> Hashable:
@@ -89,7 +73,7 @@ def _by_prompt(row: Logged) -> Hashable:
 def _key(rows: Sequence[Logged], mapping: Mapping[str, str], guessed: Set[str], notes: list[str]) -> Key:
     """Return what rollouts of one group share; a choice between several becomes a note."""
     target = "group" if "group" in mapping else "problem"
-    value, in_step, in_file = attrgetter(target), attrgetter("step", target), attrgetter("file", "step", target)
+    value, in_step = attrgetter(target), attrgetter("step", target)
     if any(value(row) is None for row in rows):
         return _by_prompt
     if target not in guessed and target == "group":
@@ -99,20 +83,18 @@ def _key(rows: Sequence[Logged], mapping: Mapping[str, str], guessed: Set[str], 
     # A number of the rows with one prompt starts again in each pass over the prompts.
     blocks = [[*map(value, block)] for _, block in groupby(rows, key=attrgetter("file", "step", "prompt_key"))]
     is_row_number = min(map(len, blocks)) > 1 and all(len({*block}) == len(block) for block in blocks)
-    for key, words in () if is_row_number else ((in_step, of_step), (in_file, f"{of_step} of one file")):
-        groups = _by_key(rows, key)
-        if len(groups) == len(rows) > num_prompts:
-            continue  # alone in its group, no rollout has an advantage
-        if target not in guessed:
-            return key
-        if len(groups) < len(rows) and not any(map(_has_several_prompts, groups)):
-            notes.append(f"groups are rows with one `{name}`{words} (--map group=COLUMN)")
-            return key
+    groups = _by_key(rows, in_step)
+    are_single = len(groups) == len(rows) > num_prompts  # alone in its group, no rollout has an advantage
+    if target not in guessed and not is_row_number and not are_single:
+        return in_step
+    if len(groups) < len(rows) and not is_row_number and not any(map(_has_several_prompts, groups)):
+        notes.append(f"groups are rows with one `{name}`{of_step} (--map group=COLUMN)")
+        return in_step
     if num_prompts < len(rows):
         why = f"`{name}` is another one in every row, or has several prompts for one value"
         notes.append(f"{CAUTION}groups are rows with equal prompts: {why} (--map group=COLUMN)")
     elif target == "group":  # all prompts differ: a group may hold several, which is said of it; a problem may not
-        return in_file if len(_by_key(rows, in_file)) < len(rows) else in_step
+        return in_step
     return _by_prompt
 
 
@@ -128,26 +110,16 @@ def _has_several_prompts(group: Group) -> bool:
 
 
 def check_comparable(
-    groups: Sequence[Group],
-    rollouts: Sequence[Logged],
-    marks: Sequence[str],
-    mapping: Mapping[str, str],
-    base: str,
-    source: str,
+    groups: list[Group], rollouts: list[Logged], marks: Sequence[str], mapping: dict[str, str], base: str, source: str
 ) -> None:
     """Ask about rollouts of one group that may not be comparable: of two models, steps, runs, files or epochs.
 
-    Args:
-        groups: by prompts or problems.
-        rollouts: all, in the order of the log.
-        marks: columns of `Logged.marks`.
-        mapping: {target: column}.
-        base: the prompt's name in `--map group`.
-        source: of the log.
+    `marks` are the columns of `Logged.marks`, `base` is the prompt's name in `--map group`.
 
     Raises:
         InputError: the first question, with the options that answer.
     """
+    in_step = f"{mapping['step']}+" if "step" in mapping else ""
     compares = f"--map group={base} compares them"
     for place, name in enumerate(marks):
         is_prompt = name in PROMPT_NAMES and "problem" not in mapping
@@ -156,8 +128,7 @@ def check_comparable(
         split = [parts for parts in larger if len(parts) > 1]
         if not split or not (is_prompt or _were_groups(split, name.rpartition(".")[2], len(larger), values)):
             continue
-        apart = "+".join([*([mapping["step"]] if "step" in mapping else []), name, base])
-        fix = f"--map group={apart} keeps them apart, {compares}"
+        fix = f"--map group={in_step}{name}+{base} keeps them apart, {compares}"
         if "step" not in mapping and all(isinstance(value, int) for value in values):
             fix = f"--map step={name} if it counts steps of a training; else {fix}"
         if is_prompt:
@@ -172,10 +143,8 @@ def check_comparable(
     is_even = all(each % size == 0 for each in chain(*parts))
     apart = f"--map group=every:{size}" if is_even else "--map step=COLUMN, one that counts them,"
     fix = f"{apart} keeps them apart, {compares}"
-    if "step" in mapping:
-        fix = (
-            f"if steps ran again, delete the rows of the first run; --map group={mapping['step']}+{base} compares them"
-        )
+    if in_step:
+        fix = f"if steps ran again, delete the rows of the first run; --map group={in_step}{base} compares them"
     found = f"{several} of {len(groups)} groups in several blocks (of {size} rows), with other rows between"
     raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
 
@@ -199,54 +168,38 @@ def _blocks_of(groups: Sequence[Group], rollouts: Sequence[Logged]) -> dict[int,
     A group that comes again after others may be one of another epoch, or of a step that ran again.
     """
     group_of = {row.number: place for place, group in enumerate(groups) for row in group}
+    keys = [(row.file, group_of.get(row.number) if row.step is None else row.step) for row in rollouts]
     blocks, before = dict[int, int](), Counter[Any]()
-    for key, block in groupby(
-        rollouts, key=lambda row: (row.file, group_of.get(row.number) if row.step is None else row.step)
-    ):
-        blocks |= dict.fromkeys((row.number for row in block), before[key])
-        before[key] += 1
+    for place, (row, key) in enumerate(zip(rollouts, keys, strict=True)):
+        before[key] += place == 0 or keys[place - 1] != key
+        blocks[row.number] = before[key]
     return blocks
 
 
-def _check_answers(groups: Sequence[Group], name: str, faults: Faults) -> None:
-    """Refuse a guessed completion that is one text in all rows of each group: the right answer of the problem."""
-    larger = [group for group in groups if len(group) > 1]
-    if larger and all(len({row.answer_key for row in group}) == 1 for group in larger):
-        said = name if name == "completion" else f"{name} (completion)"
-        fix = f"the column was guessed: --map completion=COLUMN takes another, completion={name} this one"
-        found = "one text in all rows of each group, as the right answer would be"
-        where = f"{larger[0][0].where} {said}"
-        faults.add(where, "answers", expected="several answers to one prompt", found=found, fix=fix)
-
-
-def _blocks(rollouts: Sequence[Logged], size: int, faults: Faults) -> list[Group]:
-    """Return consecutive rows of one file, `size` at a time, each with one prompt."""
-    groups: list[Group] = []
-    fix = "pass --map group=every:N, or group=COLUMN"
-    for rows in _by_key(rollouts, attrgetter("file")):
-        if len(rows) % size:
-            expected, found = f"a multiple of {size} rows", f"{len(rows)} rows"
-            faults.add(rows[0].file, "blocks", expected=expected, found=found, fix=fix)
-        groups += [rows[start : start + size] for start in range(0, len(rows), size)]
-    for group in groups:
-        if _has_several_prompts(group):
-            expected = f"{size} rows with one prompt"
-            faults.add(group[0].where, "prompts", expected=expected, found="several prompts", fix=fix)
-    return groups
+def _blocks(rollouts: Sequence[Logged], size: int) -> tuple[list[Group], int]:
+    """Return (blocks of consecutive rows of one file, each with one prompt; their size, found where 0 is given)."""
+    # Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
+    runs = [len([*run]) for _, run in groupby(rollouts, key=attrgetter("file", "prompt_key"))]
+    size, files = size or math.gcd(*runs), _by_key(rollouts, attrgetter("file"))
+    groups = [rows[start : start + size] for rows in files for start in range(0, len(rows), size)]
+    if (size == math.gcd(*runs) == 1) or any(len(group) < size or _has_several_prompts(group) for group in groups):
+        listed = ", ".join(f"{count} of {run}" for run, count in sorted(Counter(runs).items())[:5])
+        expected, fix = f"blocks of {max(size, 2)} rows with one prompt", "pass --map group=every:NUM_GENERATIONS"
+        fix += ", or group=COLUMN; TRL: log without log_unique_prompts"
+        raise InputError(rollouts[0].file, expected=expected, found=f"{listed} rows", fix=fix)
+    return groups, size
 
 
 def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
     """Return what makes a log worth less than its size, in the order of weight.
 
-    Args:
-        groups: of the log.
-        least: the reward above which a rollout counts as passed; None: something else says what passed.
+    A rollout counts as passed with a reward above `least`; None: something else says what passed.
     """
     notes: list[str] = []
     rows = [row for group in groups for row in group]
     rewards = [row.reward for row in rows if row.reward is not None]
     num_least = rewards.count(least) if least is not None else len(rewards)
-    if len({*rewards}) > 2 and num_least < FEW * len(rewards):
+    if len({*rewards}) > 2 and 10 * num_least < len(rewards):
         said = f"{len(rewards) - num_least} of {len(rewards)} rollouts earn more than the least reward"
         notes.append(LabelNote(f"{CAUTION}{said}, {least:g}, and count as passed (--map passed='COLUMN>NUMBER')"))
     sizes = Counter(map(len, groups))
@@ -257,22 +210,18 @@ def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
         notes.append(f"{CAUTION}groups of several sizes: {listed} rollouts (replay with --per-pool {min(sizes)})")
     if mixed := sum(map(_has_several_prompts, groups)):
         notes.append(f"{CAUTION}{mixed} groups hold several prompts")
-    spreads = [{row.reward for row in group if row.reward is not None} for group in groups]
-    flat = sum(len(rewards) < 2 for rewards in spreads)
+    flat = sum(len({row.reward for row in group} - {None}) < 2 for group in groups)
     if flat == len(groups):
         said = "no group has reward variance: all advantages are 0, so use it with another pool"
         notes.append(LabelNote(CAUTION + said))
     elif flat:
         notes.append(LabelNote(f"{flat} of {len(groups)} groups have no reward variance, so no gradient"))
     for name, meaning in (("hacked", "hacks"), ("gt_pass", "is right")):
-        unknown = [getattr(row, name) for row in rows].count(None)
-        if unknown == len(rows):
-            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known (--map {name}=COLUMN)"))
-        elif unknown:
-            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known of {unknown} of {len(rows)}"))
+        if unknown := [getattr(row, name) for row in rows].count(None):
+            of_some = f" of {unknown} of {len(rows)}" if unknown < len(rows) else f" (--map {name}=COLUMN)"
+            notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known{of_some}"))
     hacked = {row.hacked for row in rows}
     if len(hacked) == 1 and None not in hacked:
-        word = "hacks" if True in hacked else "is clean"
-        said = f"every rollout {word}: there is no contrast between hacks and clean answers"
+        said = f"every rollout {'hacks' if True in hacked else 'is clean'}: hacks and clean answers have no contrast"
         notes.append(LabelNote(CAUTION + said))
     return notes

@@ -8,8 +8,7 @@ a model is loaded.
 """
 
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from os.path import commonprefix
 from pathlib import Path
@@ -20,57 +19,22 @@ from replay_pools.base.files import locked
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import rewarded
-from replay_pools.logs.columns import (
-    APART,
-    EVERY,
-    FILE,
-    NO_COLUMN,
-    PROMPT,
-    PROMPTS,
-    TARGETS,
-    Scan,
-    choose_columns,
-    parse_column,
-    parts_of,
-)
+from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, choose_columns
 from replay_pools.logs.files import Rows, SkipRow, read_rows
-from replay_pools.logs.formats import (
-    GENERAL,
-    Format,
-    flat_rows,
-    known_columns,
-    recognise,
-)
-from replay_pools.logs.groups import (
-    Group,
-    check_comparable,
-    comparable,
-    group_cautions,
-    group_rollouts,
-    name_problems,
-)
-from replay_pools.logs.rollouts import EVALUATIONS, STATUS, Logged, Reader, as_rollouts, reward_fault
+from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
+from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
+from replay_pools.logs.rollouts import Logged, Reader, as_rollouts, reader_of, reward_fault
 from replay_pools.manifest import MANIFEST_NAME
-from replay_pools.pool import CAUTION, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
-from replay_pools.rollout import (
-    LOGGED_GRADER,
-    REWARD_COMPILES,
-    REWARD_PASSED,
-    REWARD_RANGE,
-    UNKNOWN,
-    Grade,
-    Rollout,
-    Template,
-    group_faults,
-)
+from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, LabelNote, Pool, PoolWriter, encode_group, open_pool
+from replay_pools.rollout import LOGGED_GRADER, REWARD_COMPILES, REWARD_PASSED, UNKNOWN, Grade, Rollout, group_faults
 
 if TYPE_CHECKING:
     from replay_pools.logs.tokens import Tokeniser
-    from replay_pools.vocabulary import Vocabulary
+    from replay_pools.rollout import Template
 
-OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
+OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_COMPILES + REWARD_PASSED}
+LEFT_OUT = f"{CAUTION}left out: "  # how the sentence on rows that are no rollouts starts
 SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
-MODELS = ("model", "model_name", "checkpoint", "ckpt")  # columns that name the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,41 +82,38 @@ def check_log(
         InputError: every fault of the log, one line each.
     """
     given, faults = dict(mapping or {}), Faults()
-    for target in (target for target in given if target not in TARGETS):
-        fix = "give {target: column}, such as {'hacked': 'is_hack'}"
-        faults.note(unknown_name("mapping", target, TARGETS, expected="a target", fix=fix), target)
-    faults.check("mapping")
+    for target in sorted(given.keys() - TARGETS.keys()):
+        raise unknown_name("mapping", target, TARGETS, expected="a target", fix="give {'hacked': 'is_hack'}")
     stored = read_rows(source)
     kind = recognise(stored, format_name)
     rows, source = flat_rows(stored, kind), stored.source
-    scan, files = Scan(), set[str]()
+    scan = Scan()
     for row in rows:
-        files.add(row.file)
-        if row.error is None:
-            scan.add(row.fields)
-    if len(files) > 1:
-        scan.values = {FILE: files} | scan.values  # asked about first
-    known, notes = known_columns(kind, scan)
-    chosen, guessed, said = choose_columns(scan, known, given)
-    notes = [*rows.notes, *notes, *said]
-    reader, unused = _reader(chosen, guessed, given, scan, faults)
+        scan.add(row.file, row.fields if row.error is None else None)
+    chosen, guessed = choose_columns(scan, known_columns(kind, scan), given)
+    reader, unused = reader_of(chosen, guessed, given, scan, faults)
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
     if skip_bad and left_out and EVERY.fullmatch(chosen.get("group", "")):
         fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
         faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found="blocks of rows", fix=fix)
     if scan.num_rows and (fault := reward_fault(rollouts, scan, reader.columns, source)):
         faults.note(fault, "reward missing")
-    _raise(faults, kind, source, is_recognised=format_name is None)
+    if faults and format_name is None and kind.name != GENERAL:
+        fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
+        faults.add(source, "format", expected=f"the format {kind.name}, by its columns", found="these faults", fix=fix)
+    faults.check(source)
     if all(one.failure for one in rollouts):
         raise InputError(source, expected=f"rollouts of format {kind.name}", found="; ".join(said) or "none")
-    chosen, groups, more = group_rollouts(rollouts, chosen, guessed, faults)
-    _raise(faults, kind, source, is_recognised=format_name is None)
+    chosen, groups, more = group_rollouts(rollouts, chosen, guessed)
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
         columns = [chosen[target] for target in PROMPTS if target in chosen]
         base = PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
         check_comparable(groups, rollouts, reader.marks, chosen, base, source)
-    notes += [*([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
-    notes += _source_notes(rollouts, scan, kind)
+    notes = [*rows.notes, *([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
+    for name in (name for name in ("model", "model_name", "checkpoint", "ckpt") if name in scan.values):
+        several = f"{CAUTION}rollouts of {len(scan.values[name])} values of `{name}`: --model is one of them at most"
+        one = f"sampled by {min(scan.values[name])} (`{name}`): is --model these weights?"
+        notes.append(several if len(scan.values[name]) > 1 else one)
     chosen, groups, scale, said = rewarded(groups, chosen, reader.columns, given, source)
     # Those that failed were compared with the others in the training.
     groups, alone = comparable([[one for one in group if one.failure is None] for group in groups])
@@ -164,7 +125,7 @@ def check_log(
         format=kind,
         mapping=chosen,
         groups=groups,
-        problem_ids=name_problems(groups, chosen, "problem" in guessed),
+        problem_ids=name_problems(groups, "problem" in guessed),
         sha256=whole,
         left_out=left_out,
         least=least,
@@ -173,59 +134,8 @@ def check_log(
     )
 
 
-def _reader(
-    mapping: Mapping[str, str], guessed: Set[str], given: Mapping[str, str], scan: Scan, faults: Faults
-) -> tuple[Reader, list[str]]:
-    """Return the reader of a log's rows, and the columns that it does not use."""
-    columns = {}
-    for target, text in mapping.items():
-        try:
-            if target != "group" or not EVERY.fullmatch(text):
-                columns[target] = parse_column(target, text, scan)
-        except InputError as error:
-            if scan.num_rows:  # else the file has a fault that says more
-                faults.note(error, ("column", target))
-    used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
-    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
-    failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
-    values = {name: values for name, values in scan.values.items() if name not in used | declined}
-    evaluations = {
-        name: says
-        for name, says in EVALUATIONS.items()
-        if {True, False} == {says(each) for each in values.get(name, ())}
-    }
-    # Those of few values may tell sources of rollouts apart, and so may the environment.
-    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
-    few = {
-        name for name, each in scan.values.items() if len(each) <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART
-    }
-    marks = [name for name, each in scan.values.items() if name in free & few and 2 <= len(each) <= most]
-    unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
-    return Reader(columns, guessed, marks, failures, evaluations), unused
-
-
-def _raise(faults: Faults, kind: Format, source: str, *, is_recognised: bool) -> None:
-    """Raise all faults, with the format at their end where it was recognised: another one may not have them."""
-    if faults and is_recognised and kind.name != GENERAL:
-        fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
-        expected = f"the format {kind.name}, as the columns say"
-        faults.add(source, "format", expected=expected, found="these faults", fix=fix)
-    faults.check(source)
-
-
-def _source_notes(rollouts: Sequence[Logged], scan: Scan, kind: Format) -> list[str]:
-    """Return what the log says of the weights that sampled, and of several branches of one episode."""
-    notes = []
-    for name, values in ((name, scan.values[name]) for name in MODELS if name in scan.values):
-        said = f"{CAUTION}rollouts of {len(values)} values of `{name}`: --model is one of them at most"
-        notes.append(said if len(values) > 1 else f"sampled by {min(values)} (`{name}`): is --model these weights?")
-    if kind.name == "prime-rl" and (several := len(rollouts) - len({one.where for one in rollouts})):
-        notes.append(f"{CAUTION}branches of one episode are rollouts of their own ({several} more than episodes)")
-    return notes
-
-
 def import_log(
-    log: CheckedLog, *, name: str, out: Path, model: str, template: Template = "chat", limit: int | None = None
+    log: CheckedLog, *, name: str, out: Path, model: str, template: "Template" = "chat", limit: int | None = None
 ) -> Pool:
     """Make the pool `out`/pools/`name` of a checked log; nothing is written unless all is sound.
 
@@ -248,40 +158,35 @@ def import_log(
         shutil.rmtree(partial, ignore_errors=True)
         try:
             pool = _write(log, partial, model, template, limit)
-            if (directory / MANIFEST_NAME).exists():
-                stored, found, fix = open_pool(directory), "another one", "delete this pool to start anew"
-                if stored.manifest == pool.manifest:
-                    return stored
-            elif directory.exists() and any(directory.iterdir()):
-                found, fix = "other files", "empty the folder"
-            else:
+            if not directory.exists() or not any(directory.iterdir()):
                 partial.rename(directory)  # an empty folder gives way
                 return open_pool(directory)
-            fix, expected = f"choose another --name, or {fix}", "the pool of this log and --map"
-            raise InputError(directory, expected=expected, found=found, fix=fix)
+            if (directory / MANIFEST_NAME).exists() and open_pool(directory).manifest == pool.manifest:
+                return open_pool(directory)
+            fix = "choose another --name, or delete it to start anew"
+            raise InputError(directory, expected="the pool of this log and --map", found="other files", fix=fix)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
+def _write(log: CheckedLog, directory: Path, model: str, template: "Template", limit: int | None) -> Pool:
     from replay_pools.logs.tokens import Tokeniser  # torch comes with both: only where the log is sound
     from replay_pools.vocabulary import load_vocabulary
 
-    vocabulary = load_vocabulary(model, template)
     rows = [one for group in log.groups for one in group]
     tokeniser = Tokeniser(
-        vocabulary=vocabulary,
+        vocabulary=load_vocabulary(model, template),
         limit=limit,
         # All begin with their prompts, and not by chance: some by a long one, or by its ids.
         cuts_echo=all(one.echo is not None for one in rows)
         and any((one.echo or 0) >= SHORTEST_ECHO or one.answer_key is None for one in rows),
         thinks=sum(one.thinks for one in rows) * 2 > len(rows),
     )
-    writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
-    faults, skipped, end = Faults(), Counter[str](), None
+    writer, source = PoolWriter(directory, header=dict.fromkeys(HEADER_FIELDS), is_lasting=False), log.rows.source
+    faults, tails = Faults(), list[str]()
     plan: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
     are_single = all(len(group) == 1 for group in log.groups)
-    for group in _rollouts_by_group(log, tokeniser, faults, skipped):
+    for group in _rollouts_by_group(log, tokeniser, faults):
         if len(group) == 1 and not are_single:
             continue
         faults.take(group_faults(group, "group", step=group[0].step, tail=""))
@@ -289,24 +194,21 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
             writer.write_plain(group[0].step, encode_group(group))
         for rollout in group:
             # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole one.
-            tail = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2][::-1]
-            end = tail if end is None else commonprefix([end, tail])  # noqa: RUF071 (of texts, not of paths)
+            tail = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2]
+            # The text that the template put after the last message of every prompt is their longest common end.
+            tails = [commonprefix([tail[::-1], *tails])]  # noqa: RUF071 (of texts, not of paths)
             for name, values in plan.items():
                 values.add(getattr(rollout, name))
-    faults.check(log.rows.source)
-    lost = [f"{reason} ({count} rows)" for reason, count in skipped.items()]
-    if skipped.total() == len(rows):
-        fix = "use the model that sampled them, or log completion_ids"
-        raise InputError(log.rows.source, expected=f"turns as {model} writes them", found="; ".join(lost), fix=fix)
-    # The text that the template put after the last message of every prompt is their longest common end.
-    writer.header |= {"prompt_tail": (end or "")[::-1], "plan": {name: sorted(plan[name]) for name in plan}}
-    writer.header |= _tokens_header(log, tokeniser, [f"{CAUTION}left out: {reason}" for reason in lost])
+    faults.check(source)
+    if not tails:
+        found, fix = "; ".join(tokeniser.notes(LEFT_OUT)), "use the model that sampled them, or log completion_ids"
+        raise InputError(source, expected=f"turns as {model} writes them", found=found, fix=fix)
+    lists = {name: sorted(values) for name, values in plan.items()}
+    writer.header |= _manifest(log, tokeniser, model) | {"prompt_tail": tails[0][::-1], "plan": lists}
     return writer.finish()
 
 
-def _rollouts_by_group(
-    log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: Counter[str]
-) -> Iterator[list[Rollout]]:
+def _rollouts_by_group(log: CheckedLog, tokeniser: "Tokeniser", faults: Faults) -> Iterator[list[Rollout]]:
     """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
     numbers = step_numbers(log)
     waiting = dict[int, dict[int, Logged]]()
@@ -320,7 +222,7 @@ def _rollouts_by_group(
             try:
                 rollouts.append(_rollout(row, known, tokeniser, log.least, about))
             except SkipRow as reason:
-                skipped[str(reason)] += 1
+                tokeniser.counts[f"{LEFT_OUT}{reason}"] += 1
             except InputError as error:
                 faults.note(error, (error.expected.partition(" ")[0], str(error.where).rpartition(" ")[2]))
             else:
@@ -336,13 +238,9 @@ def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | 
     rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
     if row.passed is None and least is not None:
         rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
-    missing = [name for name in ("env", "env_mode") if getattr(row, name) is None]
+    earlier = f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout"
     sentences = {
-        f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout": any(
-            message["role"] == "assistant" for message in prompt.messages
-        ),
-        f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}": row.hint is None,
-        f"not recorded, so {UNKNOWN!r}: {', '.join(missing)}": bool(missing),
+        earlier: any(message["role"] == "assistant" for message in prompt.messages),
         LabelNote(f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"): True,
     }
     is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text
@@ -399,17 +297,26 @@ def logged_grade(row: Logged, reward: float | None, least: float | None) -> Grad
     )
 
 
-def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary") -> dict[str, Any]:
-    """Return the manifest of the pool, before its rollouts are known."""
-    chat = vocabulary.chat
+def _manifest(log: CheckedLog, tokeniser: "Tokeniser", model: str) -> dict[str, Any]:
+    """Return the manifest of the pool, but for what its rollouts say."""
+    chat, notes = tokeniser.chat, [*log.notes, *tokeniser.notes()]
+    ids: dict[str, Any] = {"origin": "logged", "retokenised": 0, "round_trips": None}
+    if num_texts := tokeniser.texts.total():
+        share = tokeniser.texts[True] / num_texts
+        ids = {"origin": "retokenised", "retokenised": num_texts, "round_trips": share}
+        back = f"{share:.1%} of {num_texts} texts come back when their ids are decoded"
+        notes.append(f"{CAUTION}ids: retokenised from text, which may differ from the sampled ids; {back}")
+    if len({*log.training_steps}) > 1:
+        first, last = min(log.training_steps), max(log.training_steps)
+        moved = f"rollouts of steps {first} to {last} of a training; its weights moved in between"
+        one = f"a replay has the gradients of one (probe replay or check, with --only-step {first})"
+        notes.append(f"{CAUTION}{moved}: {one}")
     return {
         "policy": {"base_model": model, "adapter": None},
         "tokenizer_sha256": chat.tokenizer_sha(),
         "chat_template_sha256": chat.template_sha(),
-        "prompt_tail": "",
         **({"template": "plain"} if chat.is_plain else {}),
         "sampler": None,
-        "plan": {},
         "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN},
         "versions": {},
         "git_commit": None,
@@ -421,27 +328,7 @@ def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary") -> dict[str, 
             "scale_rewards": log.scale_rewards,
             "left_out": log.left_out,
         },
+        "normalised": [note for note in notes if not isinstance(note, LabelNote)],
+        LABEL_NOTES: [note for note in notes if isinstance(note, LabelNote)],
+        "ids": ids,
     }
-
-
-def _tokens_header(log: CheckedLog, tokeniser: "Tokeniser", notes: list[str]) -> dict[str, Any]:
-    """Return the fields of the manifest that say where ids come from, and all notes."""
-    from replay_pools.logs.tokens import RETOKENISED, ROUND_TRIPS
-
-    counts, notes = dict(tokeniser.counts), [*log.notes, *notes]
-    num_texts, num_back = counts.pop(RETOKENISED, 0), counts.pop(ROUND_TRIPS, 0)
-    ids: dict[str, Any] = {"origin": "logged", "retokenised": 0, "round_trips": None}
-    if num_texts:
-        share = num_back / num_texts
-        ids = {"origin": "retokenised", "retokenised": num_texts, "round_trips": share}
-        back = f"{share:.1%} of {num_texts} texts come back when their ids are decoded"
-        notes.append(f"{CAUTION}ids: retokenised from text, which may differ from the sampled ids; {back}")
-    if len({*log.training_steps}) > 1:
-        first, last = min(log.training_steps), max(log.training_steps)
-        moved = f"rollouts of steps {first} to {last} of a training; its weights moved in between"
-        one = f"a replay has the gradients of one (probe replay or check, with --only-step {first})"
-        notes.append(f"{CAUTION}{moved}: {one}")
-    notes += [type(sentence)(f"{sentence} ({count} rollouts)") for sentence, count in counts.items()]
-    of_labels = [note for note in notes if isinstance(note, LabelNote)]
-    others = [note for note in notes if not isinstance(note, LabelNote)]
-    return {"normalised": others, LABEL_NOTES: of_labels, "ids": ids}

@@ -4,38 +4,42 @@ Every fault is named: a missing or wrong value is never guessed.
 """
 
 import hashlib
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.logs.columns import (
+    APART,
     COMPLETIONS,
+    EVERY,
     FILE,
     KEYS,
+    NO_COLUMN,
     PROMPT,
     PROMPTS,
+    TARGETS,
     Column,
     Scan,
     look_up,
     mark_of,
     number_of,
+    parse_column,
+    parts_of,
     truth_of,
 )
-from replay_pools.logs.files import REPORT_EVERY, Row, Rows, SkipRow
-from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, is_plain
+from replay_pools.logs.files import EVALUATION, Row, Rows, SkipRow
+from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, wrong_value
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
-THINKS = "<think>"  # begins the reasoning of most models that reason
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
 LISTED_COLUMNS = 20
-LEAST_REPEATED = 4  # rows of a log that may be there twice
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,8 +53,8 @@ class Logged:
     file: str = ""
     number: int = 0  # among the flat rows of the log
     prompt_key: int = 0  # 64 bits of a hash, the same for the same prompt
-    answer_key: int | None = None  # the same of the completion's text
     row_key: int = 0  # the same of the whole row
+    answer_key: int | None = None  # the same of the completion's text
     failure: str | None = None  # why it is no rollout to train on: its group was compared with it, and goes on without
     echo: int | None = None  # characters or ids of the prompt, if the completion begins with it
     thinks: bool = False  # the completion begins with reasoning
@@ -117,25 +121,31 @@ class Reader:
         one, wrong = Logged(where=row.where, file=row.file), set[str]()
         if failed := [name for name, fails in self.failures.items() if name in row.fields and fails(row.fields[name])]:
             one.failure = f"`{failed[0]}` says that it is no rollout to train on; drop the column to keep it"
-        for target, column in self.columns.items():
+        steps: list[tuple[str, Callable[[Logged], None]]]
+        steps = [(target, partial(self._read, row, column)) for target, column in self.columns.items()]
+        for target, step in [*steps, ("completion", self._place_turns), ("mask", _place_mask)]:
+            if step == self._place_turns and wrong & {*PROMPTS, *COMPLETIONS, "system"}:
+                return one
             try:
-                self._read(row, column, one)
+                step(one)
             except SkipRow as reason:
                 one.failure = one.failure or str(reason)
             except InputError as error:
                 wrong.add(target)
-                self._refuse(row, target, error, faults)
-        if wrong & {*PROMPTS, *COMPLETIONS, "system"}:
+                self._refuse(row, error.where or target, error, faults)
+        if one.failure is not None:
             return one
-        try:
-            _place_turns(one, has_completion="completion" in self.columns)
-            _place_mask(one)
-        except SkipRow as reason:
-            one.failure = one.failure or str(reason)
-        except InputError as error:
-            faults.note(error.at(f"{row.where} {error.where}"), error.where)
-        if one.failure is None:
-            self._check_needed(row, one, faults)
+        prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
+        completions = (one.completion, one.turns, one.completion_ids)
+        for what, values in (("prompt", prompts), ("completion", completions)):
+            if all(value is None for value in values):
+                found = f"none in {', '.join([*row.fields][:LISTED_COLUMNS])}"
+                fix = f"pass --map {what}=COLUMN; --skip-bad N leaves out at most N such rows"
+                faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
+        if one.messages and one.messages[-1]["role"] == "assistant" and all(value is None for value in prompts[1:]):
+            fix = "--map completion=none takes it for the completion; if it was begun for the policy, log prompt_ids"
+            error = InputError("", expected="a prompt without its answer", found="a turn of the assistant", fix=fix)
+            self._refuse(row, "prompt" if "prompt" in self.columns else "messages", error, faults)
         return one
 
     def _read(self, row: Row, column: Column, one: Logged) -> None:
@@ -146,22 +156,20 @@ class Reader:
             others = {FILE: row.file, PROMPT: _PROMPT_KEY}
             parts = [look_up(row.fields, name, others.get(name)) for name, _ in column.terms]
             if any(part is None or part != part for part in parts):  # NaN: of a table with a gap
-                raise InputError("", expected="a value", found="null")
+                raise wrong_value("a value", None)
             setattr(one, target, tuple(map(str, parts)))
             return
-        value = column.value(row.fields)
         if target == "reward":
             one.parts = tuple(number_of(look_up(row.fields, name)) for name, _ in column.terms)
-        if value is None or (isinstance(value, float) and math.isnan(value)):
+        value = column.value(row.fields)
+        if value is None or value != value:  # NaN
             return
         read = READERS[target](value)
-        if target == "truncated":
-            target, read = "finish", {True: "length", False: one.finish or "stop", None: one.finish}[read]
         for name, each in read.items() if target in SPREAD else [(target, read)]:
             setattr(one, name, each)
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
-        name, fix = self.columns[target].name, error.fix.replace("TARGET", target)
+        name, fix = self.columns[target].name if target in self.columns else target, error.fix.replace("TARGET", target)
         fix = fix.replace("COLUMN", name) if "COLUMN." in fix or "COLUMN>" in fix else fix
         said = name if name == target else f"{name} ({target})"
         if target in self.guessed:
@@ -169,27 +177,36 @@ class Reader:
             fix = "; ".join(filter(None, [fix, guess]))
         faults.add(f"{row.where} {said}", target, expected=error.expected, found=error.found, fix=fix)
 
-    def _check_needed(self, row: Row, one: Logged, faults: Faults) -> None:
-        """Refuse a row without prompt or completion, or with messages that do not say what the prompt is."""
-        prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
-        completions = (one.completion, one.turns, one.completion_ids)
-        for what, targets, values in (("prompt", PROMPTS, prompts), ("completion", COMPLETIONS, completions)):
-            if all(value is None for value in values):
-                found = f"none in {', '.join([*row.fields][:LISTED_COLUMNS])}"
-                options = " or ".join(f"--map {target}=COLUMN" for target in targets)
-                fix = f"pass {options}; --skip-bad N leaves out at most N such rows"
-                faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
-        if not one.messages or any(value is not None for value in prompts[1:]):
-            return
-        target, last = "prompt" if "prompt" in self.columns else "messages", one.messages[-1]
-        if not last["content"].strip() and is_plain([last]):
-            expected, found = "a prompt with text", "an empty message at its end"
-            self._refuse(row, target, InputError("", expected=expected, found=found), faults)
-        if last["role"] == "assistant":
-            fix = "--map completion=none takes that message for the completion; if it was begun for the policy, log "
-            fix += "prompt_ids or the rendered prompt (--map rendered=COLUMN)"
-            expected, found = "a prompt without its answer", "a turn of the assistant at its end"
-            self._refuse(row, target, InputError("", expected=expected, found=found, fix=fix), faults)
+    def _place_turns(self, one: Logged) -> None:
+        """Put each message where it belongs: system, prompt, completion.
+
+        Raises:
+            InputError: two system prompts; its place is the target.
+        """
+        if one.system and one.messages:
+            if one.messages[0]["role"] != "system":
+                one.messages = [{"role": "system", "content": one.system}, *one.messages]
+            elif one.messages[0]["content"] != one.system:
+                raise InputError("system", expected="one system prompt", found="another one", fix="--map system=none")
+        if one.messages and "completion" not in self.columns:
+            # A conversation that holds its answer; a tool's word behind it was not answered.
+            last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
+            messages = one.messages[: last + 1]
+            if messages[-1]["role"] == "assistant":
+                answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
+                is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
+                sampled = [place for place in answers if messages[place].get("trainable")] or answers
+                start = sampled[0] if is_agent or sampled is not answers else answers[-1]
+                one.messages, one.turns = messages[:start] or None, messages[start:]
+        thought, text = one.reasoning, one.completion
+        if thought and text is not None and one.completion_ids is None and thought not in text:
+            one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
+        if one.turns:
+            if one.turns[0]["role"] != "assistant":
+                raise InputError("completion", expected="a turn of the assistant", found=one.turns[0]["role"])
+            last = max(place for place, turn in enumerate(one.turns) if turn["role"] == "assistant")
+            for name, value in answer_of(one.turns[: last + 1]).items():
+                setattr(one, name, value)
 
 
 def _is_message(value: Any) -> bool:
@@ -198,73 +215,49 @@ def _is_message(value: Any) -> bool:
     return is_text or value is True or (isinstance(value, dict | list) and bool(value))
 
 
-def _is_yes(value: Any) -> bool:
-    return truth_of(value) is True
-
-
-def _is_no(value: Any) -> bool:
-    return truth_of(value) is False
-
-
 _FAILED = re.compile(r"(.*\.)?(abort(ed)?|fail(ed|ure)|error(ed)?|cancell?ed|timeout)", re.I)
-_EVALUATION = re.compile(r"(.*[_-])?(eval|evaluation|val|valid|validation|test|dev)", re.I)
 # {a column: whether its value says that the row is no rollout to train on}
 STATUS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("error", "errors", "exception"), _is_message),
     "status": lambda value: isinstance(value, str) and _FAILED.fullmatch(value) is not None,
-    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), _is_yes),
-    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), _is_no),
+    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
+    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
 }
+_YES = "is_eval is_val is_test is_evaluation is_validation eval validate validation evaluation"
 # {a column that may tell training and evaluation apart: whether its value says that the row is an evaluation}
 EVALUATIONS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("split", "phase", "mode", "partition", "subset", "stage", "data_split"),
-        lambda value: isinstance(value, str) and _EVALUATION.fullmatch(value) is not None,
+        lambda value: isinstance(value, str) and EVALUATION.search(value) is not None,
     ),
-    **dict.fromkeys(("is_eval", "is_val", "is_test", "is_evaluation", "is_validation"), _is_yes),
-    **dict.fromkeys(("eval", "validate", "validation", "evaluation"), _is_yes),
-    **dict.fromkeys(("is_train", "is_training"), _is_no),
+    **dict.fromkeys(_YES.split(), lambda value: truth_of(value) is True),
+    **dict.fromkeys(("is_train", "is_training"), lambda value: truth_of(value) is False),
 }
 
 
-def _place_turns(one: Logged, *, has_completion: bool) -> None:
-    """Put each message where it belongs: system, prompt, completion.
-
-    Raises:
-        InputError: two system prompts; its place is the target.
-    """
-    if one.system and one.messages:
-        first = one.messages[0]
-        if first["role"] != "system":
-            one.messages = [{"role": "system", "content": one.system}, *one.messages]
-        elif first["content"] != one.system:
-            expected = "one system prompt"
-            raise InputError("system", expected=expected, found="another in the messages", fix="--map system=none")
-    if one.messages and not has_completion:
-        # A conversation that holds its answer; a tool's word behind it was not answered.
-        last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
-        messages = one.messages[: last + 1]
-        if messages[-1]["role"] == "assistant":
-            answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
-            is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
-            sampled = [place for place in answers if messages[place].get("trainable")] or answers
-            start = sampled[0] if is_agent or sampled is not answers else answers[-1]
-            one.messages = messages[:start] or None
-            _answer(one, messages[start:])
-    thought, text = one.reasoning, one.completion
-    if thought and text is not None and one.completion_ids is None and thought not in text:
-        one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
-    if one.turns:
-        if one.turns[0]["role"] != "assistant":
-            found = f"a turn of {one.turns[0]['role']} first"
-            raise InputError("completion", expected="turns that begin with the assistant's", found=found)
-        last = max(place for place, turn in enumerate(one.turns) if turn["role"] == "assistant")
-        _answer(one, one.turns[: last + 1])
-
-
-def _answer(one: Logged, turns: Turns) -> None:
-    for name, value in answer_of(turns).items():
-        setattr(one, name, value)
+def reader_of(
+    mapping: Mapping[str, str], guessed: Set[str], given: Mapping[str, str], scan: Scan, faults: Faults
+) -> tuple[Reader, list[str]]:
+    """Return the reader of a log's rows, and the columns that it does not use."""
+    columns = {}
+    for target, text in mapping.items():
+        try:
+            if target != "group" or not EVERY.fullmatch(text):
+                columns[target] = parse_column(target, text, scan)
+        except InputError as error:
+            if scan.num_rows:  # else the file has a fault that says more
+                faults.note(error, ("column", target))
+    used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
+    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
+    failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
+    values = {name: values for name, values in scan.values.items() if name not in used | declined}
+    evaluations = {name: says for name, says in EVALUATIONS.items() if len({*map(says, values.get(name, ()))}) == 2}
+    # Those of few values may tell sources of rollouts apart, and so may the environment.
+    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
+    few = {name: len(each) for name, each in scan.values.items() if name in free and 2 <= len(each) <= most}
+    marks = [name for name, num in few.items() if num <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART]
+    unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
+    return Reader(columns, guessed, marks, failures, evaluations), unused
 
 
 def _place_mask(one: Logged) -> None:
@@ -291,15 +284,14 @@ def _place_mask(one: Logged) -> None:
         raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
     start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
     if start and prompt is None and one.messages is not None:
-        expected, found = "a completion that begins with a sampled id", f"{start} others"
-        raise InputError("mask", expected=expected, found=found, fix="log prompt_ids")
+        raise InputError("mask", expected="a sampled id first", found=f"{start} others", fix="log prompt_ids")
     if logprobs := one.logprobs:
         if len(logprobs) == sum(mask) < len(ids):  # one a sampled id
             each = iter(logprobs)
             logprobs = [next(each) if is_sampled else 0.0 for is_sampled in mask]
         if len(logprobs) != len(ids):
-            found, fix = f"{len(logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
-            raise InputError("logprobs", expected="one an id", found=found, fix=fix)
+            found = f"{len(logprobs)} for {len(ids)} ids"
+            raise InputError("logprobs", expected="one an id", found=found, fix="--map logprobs=none")
         pairs = [*zip(logprobs, mask, strict=True)][start:stop]
         one.logprobs = [value if is_sampled else 0.0 for value, is_sampled in pairs]
     if start:
@@ -315,11 +307,7 @@ def as_rollouts(
 ) -> tuple[list[Logged], list[str], list[str], str]:
     """Return (rollouts without what is read again, notes, places of broken rows, the hash of all rows).
 
-    Args:
-        rows: flat ones.
-        reader: of their columns.
-        faults: get the faults of the log, and of rows if more than `skip_bad` are broken.
-        skip_bad: most rows that may be left out for a fault of their own.
+    At most `skip_bad` rows with a fault of their own are left out; the faults of more go to `faults`.
     """
     rollouts, bad, of_bad = list[Logged](), list[str](), Faults()
     skipped, whole, shared = Counter[str](), hashlib.sha256(), dict[Any, Any]()
@@ -340,16 +328,12 @@ def as_rollouts(
             of_bad.take(wrong)
         if one is None or wrong:
             continue
-        key = repr(row.fields)
+        key, cells = repr(row.fields), {**row.fields, FILE: row.file}
         whole.update(key.encode(errors="replace"))
         one.number, one.row_key = number, _digest(key)
-        one.marks = tuple(
-            row.file if name == FILE else mark_of(name.rpartition(".")[2], look_up(row.fields, name))
-            for name in reader.marks
-        )
+        one.marks = tuple(mark_of(name.rpartition(".")[2], look_up(cells, name)) for name in reader.marks)
         rollouts.append(_summary(one, shared))
-        if number % REPORT_EVERY == 0:
-            report("rows checked", number, number)
+        report("rows checked", number, number)
     notes = [f"{CAUTION}left out: {reason} ({count} rows)" for reason, count in skipped.items()]
     if len(bad) > skip_bad:
         faults.take(of_bad)
@@ -359,8 +343,10 @@ def as_rollouts(
     elif bad:
         first = "; ".join(str(error) for error in of_bad.errors()[:3])
         notes.append(f"{CAUTION}{len(bad)} bad rows were left out, and their groups lack them: {first}")
-    rollouts, said = _without_repeats(rollouts)
-    return rollouts, notes + said, bad, whole.hexdigest()
+    if num_equal := len(rollouts) - len({one.row_key for one in rollouts}):
+        mark = CAUTION if 2 * num_equal >= len(rollouts) else ""
+        notes.append(f"{mark}rows that are equal to an earlier one: {num_equal} (sampled again, or logged twice?)")
+    return rollouts, notes, bad, whole.hexdigest()
 
 
 def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
@@ -368,7 +354,7 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     prompt = (one.prompt_ids or [])[-(one.plen or 0) :]  # the last `plen`, if known
     one.prompt_key = _digest([one.rendered, one.messages, one.skipped, one.tools, prompt])
     one.answer_key = None if one.completion is None and one.turns is None else _digest(one.completion or one.turns)
-    one.thinks = (one.completion or "").lstrip().startswith(THINKS)
+    one.thinks = (one.completion or "").lstrip().startswith("<think>")
     text = one.rendered or (one.messages[-1]["content"] if one.messages else "")
     start: Any = one.prompt_ids if one.completion_ids else text
     whole: Any = one.completion_ids or one.completion
@@ -389,32 +375,12 @@ def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode(errors="replace")).digest()[:8])
 
 
-def _without_repeats(rollouts: list[Logged]) -> tuple[list[Logged], list[str]]:
-    """Leave out the copies of a log that is there several times, and count rows that are equal to an earlier one."""
-    keys, notes = [one.row_key for one in rollouts], list[str]()
-    for times in range(len(keys) // LEAST_REPEATED, 1, -1):
-        size = len(keys) // times
-        if size * times == len(keys) and keys == keys[:size] * times and len({*keys}) > 1:
-            rollouts, keys = rollouts[:size], keys[:size]
-            said = f"the log is there {times} times: all but its first {size} rows repeat them and were left out"
-            notes.append(CAUTION + said)
-            break
-    if num_equal := len(keys) - len({*keys}):
-        mark = CAUTION if 2 * num_equal >= len(keys) else ""
-        notes.append(f"{mark}rows that are equal to an earlier one: {num_equal} (sampled again, or logged twice?)")
-    return rollouts, notes
-
-
 def reward_fault(
     rollouts: Sequence[Logged], scan: Scan, columns: Mapping[str, Column], source: str
 ) -> InputError | None:
     """Return an error if no rollout has a reward, with the columns and inner keys that may be one; else None."""
     if "reward" in columns and (not rollouts or any(one.reward is not None for one in rollouts)):
         return None
-    values = flat(scan.first).items()
-    lists = [name for name, each in values if isinstance(each, list) and each and isinstance(each[0], float)]
-    numbers = [name for name, each in values if isinstance(each, float) and each == each]
-    named = ", ".join([*numbers, *(f"{name}.sum" for name in lists)][:LISTED_COLUMNS])
-    found = f"none of {scan.num_rows} rows" + (f", but numbers in {named}" if named else "")
-    fix = "pass --map reward=COLUMN"
-    return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix=fix)
+    numbers = [name for name, each in flat(scan.first).items() if isinstance(each, float) and each == each]
+    found = f"none of {scan.num_rows} rows, but numbers in {', '.join(numbers[:LISTED_COLUMNS]) or 'no column'}"
+    return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix="--map reward=COLUMN")

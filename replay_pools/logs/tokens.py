@@ -4,9 +4,10 @@ A text that is tokenised again has other ids than the sampled ones wherever the 
 and it lacks the end of the turn. So the share of texts that ids give back is counted.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -28,11 +29,6 @@ MARKER_AT_END = re.compile(rf"(?:{MARKERS.pattern})\s*$")
 SKIPPED = re.compile(
     r"(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n(?:<think>\n\n</think>\n\n)?", re.S
 )
-RENDERED = "the prompt was rendered with the template of the model, {} thinking"
-NO_SCHEMAS = "the schemas of the tools are not logged, and prompts were rendered without them (--map tools=COLUMN)"
-UNLIKE = "the logged prompt is not what the model's template makes of the messages"
-UNLIKE_LENGTH = "the logged length of the completion is not what the tokenizer makes of its text"
-RETOKENISED, ROUND_TRIPS = "retokenised", "round trips"  # counts that are no sentences
 NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
 
 
@@ -40,7 +36,7 @@ NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer toke
 class Tokeniser:
     """Makes the prompts and completions of one log.
 
-    `counts` has {sentence: number of rollouts} on everything that is inferred or changed.
+    `counts` has {sentence: number of rows} on everything that is inferred or changed.
     """
 
     vocabulary: Vocabulary
@@ -48,6 +44,7 @@ class Tokeniser:
     cuts_echo: bool = False  # completions begin with their prompts
     thinks: bool = False  # completions begin with reasoning
     counts: Counter[str] = field(default_factory=Counter)
+    texts: Counter[bool] = field(default_factory=Counter)  # {its ids give the text back: number}, of tokenised texts
     last: dict[Any, Any] = field(default_factory=dict)  # the last prompt, which a group shares
 
     @property
@@ -59,7 +56,11 @@ class Tokeniser:
     def pads(self) -> Set[int]:
         """The ids that pad: the tokenizer's, and those that end turns."""
         own = (self.chat.tokenizer.pad_token_id, self.chat.tokenizer.eos_token_id)
-        return {*self.vocabulary.chat.eos_ids, *(token for token in own if isinstance(token, int))}
+        return {*self.chat.eos_ids, *(token for token in own if isinstance(token, int))}
+
+    def notes(self, start: str = "") -> list[str]:
+        """Return the sentences of `counts` that start so, with their numbers of rows."""
+        return [type(text)(f"{text} ({num} rows)") for text, num in self.counts.items() if text.startswith(start)]
 
     def tokenise(self, row: Logged, known: Logged) -> tuple[Prompt, str | list[str], Completion]:
         """Return (prompt, text of the completion or of each of its turns, completion) of a row.
@@ -69,29 +70,23 @@ class Tokeniser:
             SkipRow: turns that the chat template cannot place.
         """
         if self.cuts_echo and known.echo is not None:
-            self._cut_echo(row, known.echo)
+            if row.completion_ids is None:
+                row.completion = (row.completion or "")[known.echo :]
+            else:
+                row.completion, row.completion_ids = None, row.completion_ids[known.echo :]
+            if not (row.completion or row.completion_ids):
+                raise SkipRow("no answer behind the prompt")
+            self._count((True, "the completion began with the prompt, which was cut"))
         if row.completion_ids is None and row.turns is not None:
             return self._rendered_turns(row, row.turns)
         prompt = self._prompt(row, known.prompt_key)
-        text, completion = self._logged(row) if row.completion_ids else self._retokenised(row)
+        text, completion = self._logged(row, row.completion_ids) if row.completion_ids else self._retokenised(row)
         if not completion.ids:
             raise row.refused("completion", "at least one token", "none")
         return prompt, text, completion
 
     def _count(self, *sentences: tuple[bool, str]) -> None:
         self.counts.update(sentence for holds, sentence in sentences if holds)
-
-    def _cut_echo(self, row: Logged, length: int) -> None:
-        """Cut the prompt at the beginning of a completion."""
-        if row.completion_ids is None:
-            row.completion = (row.completion or "")[length:]
-        else:
-            if row.logprobs and len(row.logprobs) == len(row.completion_ids):
-                row.logprobs = row.logprobs[length:]
-            row.completion, row.completion_ids = None, row.completion_ids[length:]
-        if not (row.completion or row.completion_ids):
-            raise SkipRow("no answer behind the prompt")
-        self._count((True, "the completion began with the prompt, which was cut"))
 
     # Prompts
 
@@ -102,67 +97,54 @@ class Tokeniser:
         prompt, notes = self.last["made"]
         self.counts.update(notes)
         if row.plen is not None and row.plen != len(prompt.ids):
-            fix = "use the model that sampled it"
-            if row.prompt_ids is None and row.rendered is None:
-                fix += ", or --map rendered=COLUMN where the text was all of the prompt"
-            fix += "; --map plen=none leaves the number out"
+            fix = "use the model that sampled it; --map plen=none leaves it out, rendered=COLUMN takes the text whole"
             raise row.refused("prompt", f"{row.plen} tokens (plen)", f"{len(prompt.ids)} by the tokenizer", fix)
         return prompt
 
     def _make_prompt(self, row: Logged) -> tuple[Prompt, list[str]]:
         """Return the prompt, and what was inferred or changed."""
-        text, notes = row.rendered, list[str]()
-        messages = None if row.messages is None else plain_chat(row.messages)
+        text, messages = row.rendered, None if row.messages is None else plain_chat(row.messages)
         if row.prompt_ids is not None:
-            ids = self._without_left_padding(row)
-            if len(ids) < len(row.prompt_ids):
-                notes.append("left padding of the prompt was cut")
-            if text is None:
-                text = str(self.chat.tokenizer.decode(ids))
-                notes.append("the text of the prompt was decoded from its ids")
+            ids = self._without_left_padding(row, row.prompt_ids)
+            notes = ["left padding of the prompt was cut"] if len(ids) < len(row.prompt_ids) else []
+            text = str(self.chat.tokenizer.decode(ids)) if text is None else text
         elif text is not None:
             self._check_markup(row, text)
-            ids = self._encode(text)
-            notes.append(f"prompt_ids were made by the tokenizer{' and agree with plen' if row.plen else ''}")
+            ids, notes = self._encode(text), ["prompt_ids were made by the tokenizer"]
         elif row.skipped is not None:
             said = "the prompt was restored from its role words, and its rendering decodes to the logged text"
             return self._restored(row, row.skipped), [said]
         else:
             assert messages is not None
             assert row.messages is not None
-            notes.append(RENDERED.format("with" if self.thinks else "without"))
+            notes = [f"the prompt was rendered by the model's template, with{'' if self.thinks else 'out'} thinking"]
             if row.tools or not is_plain(row.messages):
                 whole = self.chat.render_turns(row.messages, [{"role": "assistant", "content": "."}], row.tools)
                 return Prompt(messages, whole.prompt, whole.prompt_ids), notes
             return Prompt(messages, *self.chat.render(messages, thinks=self.thinks)), notes
-        if messages is None:
-            # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
-            messages = [{"role": role, "content": content} for role, content in CHATML.findall(text)]
-            if not (messages and self._is_rendering(messages, text)):
-                messages = [{"role": "user", "content": text}]
-                notes.append("messages are not known: the rendered prompt stands for one message")
-        elif self.chat.tokenizer.chat_template and not self._is_rendering(messages, text):
-            notes.append(f"{CAUTION}{UNLIKE}")
+        # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
+        found = messages or [{"role": role, "content": content} for role, content in CHATML.findall(text)]
+        if found and self.chat.tokenizer.chat_template and text in [made for made, _ in self._renderings(found)]:
+            messages = found
+        elif messages is None:
+            messages = [{"role": "user", "content": text}]
+            notes.append("messages are not known: the rendered prompt stands for one message")
+        elif self.chat.tokenizer.chat_template:
+            notes.append(f"{CAUTION}the logged prompt is not what the model's template makes of the messages")
         return Prompt(messages, text, ids), notes
 
-    def _is_rendering(self, messages: list[dict[str, str]], text: str) -> bool:
-        """Return whether the template makes this text of the messages, with or without thinking."""
-        has_template = bool(self.chat.tokenizer.chat_template)
-        return has_template and any(self.chat.render(messages, thinks=thinks)[0] == text for thinks in (False, True))
+    def _renderings(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, list[int]]]:
+        """Yield text and ids that the template makes of messages, without thinking and with it."""
+        return (self.chat.render(messages, thinks=thinks) for thinks in (False, True))
 
     def _check_markup(self, row: Logged, text: str, target: str = "prompt") -> None:
         """Refuse a text in the chat markup of another model: none of its markers is a token."""
-        tokenizer = self.chat.tokenizer
-        markers, template = {*MARKERS.findall(text)}, str(tokenizer.chat_template)
+        markers, template = {*MARKERS.findall(text)}, str(self.chat.tokenizer.chat_template)
         if markers and not any(marker in template or len(self._encode(marker)) == 1 for marker in markers):
-            expected, fix = (
-                f"the chat markup of {self.chat.base_model}",
-                "use the model that sampled it, or log the messages",
-            )
-            raise row.refused(target, expected, f"{', '.join(sorted(markers))}: no tokens", fix)
+            found, fix = f"{', '.join(sorted(markers))}: no tokens", "use the model that sampled it"
+            raise row.refused(target, f"the chat markup of {self.chat.base_model}", found, fix)
 
-    def _without_left_padding(self, row: Logged) -> list[int]:
-        ids = row.prompt_ids or []
+    def _without_left_padding(self, row: Logged, ids: list[int]) -> list[int]:
         if row.plen is None:
             return cut_left(ids, self.pads, self.chat.tokenizer.bos_token_id)
         start = max(0, len(ids) - row.plen)
@@ -174,8 +156,7 @@ class Tokeniser:
         """Return the prompt that is rendered and decoded, without special tokens, to the logged text."""
         if match := SKIPPED.fullmatch(skipped):
             messages = [{"role": role, "content": text} for role, text in match.groupdict().items() if text is not None]
-            for thinks in (False, True):
-                text, ids = self.chat.render(messages, thinks=thinks)
+            for text, ids in self._renderings(messages):
                 if self.chat.decode(ids) == skipped:
                     return Prompt(messages, text, ids)
         expected = f"a prompt that the template of {self.chat.base_model} gives back"
@@ -207,85 +188,70 @@ class Tokeniser:
             if any(str(call["function"].get("name")) not in text for call in turn.get("tool_calls", ())):
                 raise SkipRow("a tool call that the chat template does not show")
         uses_tools = any("tool_calls" in turn or turn["role"] == "tool" for turn in turns)
+        without = "the schemas of the tools are not logged, and prompts were rendered without them (--map tools=COLUMN)"
         self._count(
-            (uses_tools and not row.tools, f"{CAUTION}{NO_SCHEMAS}"),
+            (uses_tools and not row.tools, f"{CAUTION}{without}"),
             (True, f"{CAUTION}turns were placed by the chat template: a tool's answer between them has no loss"),
             (row.finish is None, "the last turn is taken to have stopped"),
-            (True, RETOKENISED),
-            (all(turn["content"].strip() in text for turn, text in zip(own, shown, strict=True)), ROUND_TRIPS),
         )
+        self.texts[all(turn["content"].strip() in text for turn, text in zip(own, shown, strict=True))] += 1
         prompt = Prompt(plain_chat(row.messages), whole.prompt, whole.prompt_ids)
         completion = Completion(ids=ids, logprobs=None, finish_reason=finish, mask=mask)
         return prompt, texts if len(texts) > 1 else texts[0], completion
 
-    def _logged(self, row: Logged) -> tuple[str | list[str], Completion]:
+    def _logged(self, row: Logged, stored: list[int]) -> tuple[str | list[str], Completion]:
         """Return text and completion of logged ids, without padding; anything else is content, and is not cut.
 
         Ids with a mask have no padding; they have the text of each turn.
         """
-        ids = stored = row.completion_ids or []
-        mask = row.mask if row.mask and not all(row.mask) else None
+        mask, ids, ends = row.mask if row.mask and not all(row.mask) else None, stored, {*self.chat.eos_ids}
         if row.mask is None:
-            ids = cut_padding(
-                stored, row.comp_len, self.pads, self.vocabulary.chat.eos_ids, was_cut_off=row.finish == "length"
-            )
+            ids = cut_padding(stored, row.comp_len, self.pads, ends, was_cut_off=row.finish == "length")
         cut = {*stored[len(ids) :]}
         if len(cut) > 1 or (row.comp_len or 0) > len(stored):
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
-            found, fix = f"{len(stored)}; {len(ids)} of them are kept", "--map comp_len=none leaves the number out"
-            raise row.refused("comp_len", expected, found, fix)
+            raise row.refused("comp_len", expected, f"{len(stored)}; {len(ids)} are kept", "--map comp_len=none")
         if row.logprobs and len(row.logprobs) not in (len(ids), len(stored)):
-            found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
-            raise row.refused("logprobs", "one an id", found, fix)
+            found = f"{len(row.logprobs)} for {len(ids)} ids"
+            raise row.refused("logprobs", "one an id", found, "--map logprobs=none leaves them out")
         # It stopped if it was padded, or if its last id ends a turn.
-        finish = row.finish or ("stop" if cut or {*ids[-1:]} & {*self.vocabulary.chat.eos_ids} else "length")
-        text: str | list[str] | None = row.completion
+        finish = row.finish or ("stop" if cut or {*ids[-1:]} & ends else "length")
         self._count(
             (mask is not None, "ids that the mask leaves out are not sampled: they have no loss"),
             (bool(cut), f"right padding (id {stored[-1]}) was cut"),
             (row.finish is None, f"finish_reason was inferred from the last id: {finish}"),
-            (mask is None and text is None, "the text of the completion was decoded from its ids"),
         )
-        if mask is not None:
-            text = self.chat.decode_turns(ids, mask)
-        elif text is None:
-            text = self.vocabulary.decode(ids)
+        text = row.completion if row.completion is not None else self.vocabulary.decode(ids)
         logprobs = (row.logprobs or [])[: len(ids)] or None
-        return text, Completion(ids=ids, logprobs=logprobs, finish_reason=finish, mask=mask)
+        completion = Completion(ids=ids, logprobs=logprobs, finish_reason=finish, mask=mask)
+        return text if mask is None else self.chat.decode_turns(ids, mask), completion
 
     def _retokenised(self, row: Logged) -> tuple[str, Completion]:
         """Return text and ids of a text, with an end of turn where the completion stopped and the text has none."""
         text = row.completion or ""
         if end := MARKER_AT_END.search(text):
             self._check_markup(row, end[0], "completion")
-        encoded = self._encode(text)
-        ids, ended = encoded, bool(encoded) and encoded[-1] in self.vocabulary.chat.eos_ids
-        finish = "stop" if ended else row.finish
+        ids = encoded = self._encode(text)
+        has_ended = bool(encoded) and encoded[-1] in self.chat.eos_ids
+        finish = "stop" if has_ended else row.finish
         if finish is None:
-            cut_from = None if self.limit is None else self.limit - max(3, self.limit // NEAR)
-            finish = "length" if cut_from is not None and len(ids) >= cut_from else "stop"
-            rule = "every text is taken to have stopped"
-            if cut_from is not None:
-                rule = f"texts of {cut_from} tokens and more are taken to have been cut off, others to have stopped"
-            fix = "--map finish=COLUMN, or --completion-limit TOKENS"
-            self._count((True, f"finish_reason is not logged: {rule} ({fix})"))
-        if finish == "stop" and not ended:
-            end = self.chat.turn_end
-            ids = [*ids, end]
-            self._count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
+            cut_from = math.inf if self.limit is None else self.limit - max(3, self.limit // NEAR)
+            finish = "length" if len(ids) >= cut_from else "stop"
+            rule = f"texts of {cut_from} tokens and more are taken to have been cut off, others to have stopped"
+            rule = "every text is taken to have stopped" if self.limit is None else rule
+            self._count((True, f"finish_reason is not logged: {rule} (--map finish=COLUMN, --completion-limit TOKENS)"))
+        if finish == "stop" and not has_ended:
+            ids = [*ids, self.chat.turn_end]
+            self._count((True, f"the end of the turn (id {ids[-1]}) was put behind texts that stopped"))
         length = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
         is_unlike = bool(length) and length not in (len(encoded), len(encoded) + 1)  # with the end of the turn
-        decoded = back = self.vocabulary.decode(ids)
-        special = {token for token, what in self.chat.tokenizer.added_tokens_decoder.items() if what.special}
-        if special & {*encoded}:
-            back = str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False))
+        unlike = "the logged length of the completion is not what the tokenizer makes of its text"
         self._count(
-            (is_unlike, f"{CAUTION}{UNLIKE_LENGTH}"),
+            (is_unlike, f"{CAUTION}{unlike}"),
             (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
-            (True, RETOKENISED),
-            (back == text, ROUND_TRIPS),
         )
-        return decoded, Completion(ids=ids, logprobs=None, finish_reason=finish)
+        self.texts[str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False)) == text] += 1
+        return self.vocabulary.decode(ids), Completion(ids=ids, logprobs=None, finish_reason=finish)
 
 
 def cut_padding(
@@ -297,10 +263,8 @@ def cut_padding(
     only if the tokenizer pads or ends turns with it.
 
     Args:
-        ids: as stored.
         comp_len: recorded length; None: not recorded.
-        pads: ids that pad, with those that end turns.
-        turn_ends: ids of the model that end turns.
+        pads: ids that pad, with those that end turns (`turn_ends`).
         was_cut_off: the log says that sampling ended at the length, so no end of turn was sampled.
     """
     end = len(ids) if comp_len is None else min(comp_len, len(ids))

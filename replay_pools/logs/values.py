@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import HACKS, TRUTHS
-from replay_pools.logs.columns import MARKUP, UNKNOWN_LABEL, number_of, opened
+from replay_pools.logs.columns import MARKUP, UNKNOWN_LABEL, number_of, opened, truth_of
 from replay_pools.logs.files import Fields, SkipRow, described
 from replay_pools.rollout import LARGEST_ID, FinishReason
 
@@ -16,14 +16,14 @@ Chat = list[dict[str, str]]
 Turns = list[dict[str, Any]]  # messages with whatever keys they have
 WHOLES = ("total", "score", "reward", "overall", "value")  # keys of a number that the others are parts of
 TEXT = "a text"
-FINISHES: dict[str, FinishReason | None] = {
+MESSAGES = f"a list of role and content, each {TEXT}"
+FINISHES: dict[str, FinishReason] = {
     **dict.fromkeys(("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished", "completed"), "stop"),
     **dict.fromkeys(("end_of_turn", "stop_token", "tool_calls", "tool_call", "tool_use", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated"), "length"),
     **dict.fromkeys(("max_output_tokens", "max_completion_tokens", "context_length"), "length"),
-    # Failures of the sampler: see `SkipRow`.
-    **dict.fromkeys(("abort", "aborted", "error", "failed", "cancelled", "content_filter"), None),
 }
+FAILURES = ("abort", "aborted", "error", "failed", "cancelled", "content_filter")  # of the sampler
 NOT_LOGGED = ("", "unknown", "none", "null")  # finish reasons that say nothing
 MAX_LOGPROB = 1e-3  # of rounding
 TURN = ("role", "content")
@@ -94,7 +94,7 @@ def _number(value: Any) -> float:
 def _advantage(value: Any) -> float:
     """Return a number, or the one number of all tokens."""
     values = opened(value)
-    return _number(values[0] if isinstance(values, list) and values and values == values[:1] * len(values) else value)
+    return _number(values[0] if isinstance(values, list) and len({*map(str, values)}) == 1 else value)
 
 
 def _whole(value: Any) -> int:
@@ -109,13 +109,15 @@ def _finish(value: Any) -> FinishReason | None:
     value = value.get("type") if isinstance(value, dict) else value
     # As FinishReason.LENGTH or FINISH_REASON_STOP.
     word = value.lower().rpartition(".")[2].removeprefix("finish_reason_") if isinstance(value, str) else None
-    if word in NOT_LOGGED:
+    if (was_cut_off := truth_of(value)) is not None:  # a column `truncated`
+        return "length" if was_cut_off else "stop"
+    if word in NOT_LOGGED or value == UNKNOWN_LABEL:
         return None
+    if word in FAILURES:
+        raise SkipRow(f"sampling ended by {value}")
     if word not in FINISHES:
         raise wrong_value("stop or length", value)
-    if (finish := FINISHES[word]) is None:
-        raise SkipRow(f"sampling ended by {value}")
-    return finish
+    return FINISHES[word]
 
 
 def _mask(value: Any) -> list[bool]:
@@ -152,13 +154,10 @@ def turns_of(value: Any) -> Turns | None:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         plain = opened(value.strip())
         messages = plain if isinstance(plain, list) else [plain]
-        if messages and all(
-            isinstance(each, dict) and each.get("role") in ROLES and len(each) > 1 for each in messages
-        ):
+        if messages and all(isinstance(m, dict) and m.get("role") in ROLES and len(m) > 1 for m in messages):
             value = plain
         elif isinstance(plain, str) and MESSAGES_AS_TEXT.match(value):  # as Python prints them
-            expected = "messages, as a list or as the JSON text of one"
-            raise InputError("", expected=expected, found=described(value), fix="write them with json.dumps")
+            raise wrong_value("messages, as a list or its JSON text", value, fix="write them with json.dumps")
     messages: Any = [value] if isinstance(value, dict) else value
     if not isinstance(messages, list):
         return None
@@ -170,7 +169,7 @@ def turns_of(value: Any) -> Turns | None:
             turn["tool_calls"] = _calls(turn["tool_calls"])
         turn["content"] = joined_text(turn.get("content", "" if "tool_calls" in turn else None))
         if not all(is_text(turn.get(key)) for key in TURN):
-            raise wrong_value(f"a list of role and content, each {TEXT}", messages)
+            raise wrong_value(MESSAGES, messages)
         turns.append(turn)
     return turns or None
 
@@ -181,12 +180,13 @@ def _calls(value: Any) -> list[dict[str, Any]]:
     calls = [opened(call) for call in calls]
     if not all(isinstance(call, dict) and ("name" in call or isinstance(call.get("function"), dict)) for call in calls):
         raise wrong_value("tool calls, each an object with a name and arguments", value)
-    return [
-        call
-        if isinstance(call.get("function"), dict)
-        else {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments")}}
-        for call in calls
-    ]
+    return [_function(call) for call in calls]
+
+
+def _function(item: dict[str, Any]) -> dict[str, Any]:
+    """Return a call or a schema in the form that chat templates take; some writers write it flat."""
+    keys = ("name", "description", "parameters", "arguments")
+    return item if "function" in item else {"type": "function", "function": {k: item[k] for k in keys if k in item}}
 
 
 def is_plain(turns: Turns) -> bool:
@@ -207,18 +207,16 @@ def chat_of(value: Any) -> Chat | None:
     """
     turns = turns_of(value)
     if turns is None and isinstance(value, list):
-        raise wrong_value(f"a list of role and content, each {TEXT}", value)
+        raise wrong_value(MESSAGES, value)
     if turns and not is_plain(turns):
-        extra = ", ".join(key for turn in turns for key in turn if key not in PLAIN_KEYS)
-        raise InputError("", expected="messages of role and content", found=f"{extra} too", fix="log completion_ids")
+        raise wrong_value("messages of role and content alone", turns)
     # In the order of the file, by which the hash of a set of pairs goes.
     return None if turns is None else [{key: turn[key] for key in turn if key in TURN} for turn in turns]
 
 
 def _messages(value: Any) -> Turns:
-    turns = turns_of(value)
-    if turns is None:
-        raise wrong_value(f"a list of role and content, each {TEXT}", value)
+    if (turns := turns_of(value)) is None:
+        raise wrong_value(MESSAGES, value)
     return turns
 
 
@@ -247,13 +245,8 @@ def answer_of(turns: Turns) -> Fields:
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
     """Return schemas of tools as chat templates take them."""
-    tools, keys = opened(value), ("name", "description", "parameters")
-    return [
-        tool
-        if "function" in tool
-        else {"type": "function", "function": {key: tool[key] for key in keys if key in tool}}
-        for tool in _objects([opened(tool) for tool in tools] if isinstance(tools, list) else tools)
-    ] or None
+    tools = opened(value)
+    return [*map(_function, _objects([*map(opened, tools)] if isinstance(tools, list) else tools))] or None
 
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -275,7 +268,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "reward": _number,
     "advantage": _advantage,
     "hacked": lambda value: _label(HACKS.get(value.strip().lower(), value) if isinstance(value, str) else value),
-    **dict.fromkeys(("gt_pass", "fmt_ok", "passed", "truncated", "hint"), _label),
+    **dict.fromkeys(("gt_pass", "fmt_ok", "passed", "hint"), _label),
     "finish": _finish,
     **dict.fromkeys(("env", "env_mode"), _name),
 }

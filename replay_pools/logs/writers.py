@@ -5,7 +5,6 @@ A flat row of several turns has the ids of all of them, and a mask of the sample
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from replay_pools.logs.columns import look_up, number_of, opened
 from replay_pools.logs.files import Fields, SkipRow
@@ -39,23 +38,19 @@ def prime_rl(episode: Fields) -> Iterator[Fields | SkipRow]:
                     raise ValueError("a node that is its own ancestor")
             if leaf in attempts:
                 yield SkipRow("a summary of the context that no turn goes on from (compaction_attempt)")
-                continue
-            try:
+            else:
                 yield _prime_rl_branch(path, trace, episode)
-            except SkipRow as reason:
-                yield reason
 
 
-def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fields:
+def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fields | SkipRow:
     nodes = [trace["nodes"][number] for number in path]
     sampled = [place for place, node in enumerate(nodes) if node.get("sampled")]
     if not sampled:
-        raise SkipRow("no sampled turn")
+        return SkipRow("no sampled turn")
     rewards = trace.get("rewards") or {}
     # Of the call that wrote the last sampled node: by its number, else the last one.
-    calls = trace.get("calls") or []
-    if any("node" in call for call in calls):
-        calls = [call for call in calls if call.get("node") == path[sampled[-1]]]
+    last = path[sampled[-1]]
+    calls = [call for call in trace.get("calls") or [] if call.get("node", last) == last]
     parts = [part for part in rewards.values() if part and part["score"] is not None]
     turns = [node["message"] for node in nodes]
     row: Fields = {
@@ -75,8 +70,6 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
     names = ("token_ids", "mask", "logprobs")
     ids, mask, logprobs = ([each for node in nodes for each in node.get(name) or []] for name in names)
     if ids:
-        if len(mask) != len(ids):
-            raise ValueError("mask and token_ids of different lengths")
         # The ids say all; the content leaves out reasoning and tool calls. The mask tells prompt and completion apart.
         row |= {"prompt_ids": [], "completion_ids": ids, "mask": mask, "logprobs": logprobs or None}
         row |= {"completion": None, "tools": None}
@@ -88,7 +81,7 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect's usual values of its letters
 
 
-def inspect_sample(sample: Fields) -> Iterator[Fields]:
+def inspect(sample: Fields) -> Iterator[Fields]:
     """Return the answer of a sample, with its scores as numbers."""
     if sample.get("error"):
         raise SkipRow("the sample ended in an error")
@@ -99,11 +92,12 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
     if not answers:
         raise SkipRow("no answer of the model")
     tools = [event.get("tools") for event in sample.get("events") or [] if event.get("event") == "model"]
-    if any("tool_calls" in turn or turn["role"] == "tool" for turn in turns[answers[0] :]) and not any(tools):
-        raise SkipRow("an agent without the schemas of its tools")
     if any(each != tools[0] for each in tools):
         raise SkipRow("tools that change between calls of the model")
-    scores = {name: _score(score) for name, score in (sample.get("scores") or {}).items()}
+    scores = {}
+    for name, score in (sample.get("scores") or {}).items():
+        value = score.get("value", score) if isinstance(score, dict) else score
+        scores[name] = value if isinstance(value, dict | list) else number_of(GRADES.get(value, value))
     yield {
         **sample,
         "epoch": None,  # counts samples of one problem, not passes over the data
@@ -130,16 +124,6 @@ def _inspect_turn(message: Fields) -> Fields:
         raise SkipRow(f"content with {', '.join(kinds)} next to the text")
     calls = [{"name": call["function"], "arguments": call["arguments"]} for call in message.get("tool_calls") or []]
     return turn | ({"tool_calls": calls} if calls else {})
-
-
-def _score(score: Any) -> Any:
-    """Return the value of a score as a number, or a dictionary or a list of numbers; None where it is none of them."""
-    value = score.get("value") if isinstance(score, dict) and "value" in score else score
-    if isinstance(value, dict):
-        return {key: _score(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_score(inner) for inner in value]
-    return number_of(GRADES.get(value, value) if isinstance(value, str) else value)
 
 
 # slime: `Sample.to_dict`, with the `tokens` of prompt and response.
@@ -176,7 +160,18 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
     row["finish"] = "length" if details.get("reason") == "max_output_tokens" else None
     sampled = [item for item in items if item.get("generation_token_ids")]
     if not sampled:
-        row["completion"] = _response_turns(items)
+        turns = list[Fields]()
+        for item in items:  # a message and the calls after it are items of one turn
+            kind = item.get("type")
+            if kind == "message":
+                turns.append({"role": item["role"], "content": joined_text(item["content"])})
+            elif kind == "function_call":
+                if not turns or turns[-1]["role"] != "assistant":
+                    turns.append({"role": "assistant", "content": ""})
+                turns[-1].setdefault("tool_calls", []).append(item)
+            elif kind == "function_call_output":
+                turns.append({"role": "tool", "content": item["output"]})
+        row["completion"] = turns
         row["tools"] = fields["responses_create_params"].get("tools")
         if any(item.get("type") == "reasoning" for item in items):
             raise SkipRow("reasoning next to the text, and no token ids")
@@ -196,38 +191,17 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
     yield row | {"prompt_ids": start, "completion_ids": ids, "mask": mask, "logprobs": logprobs or None, "tools": None}
 
 
-def _response_turns(items: Sequence[Fields]) -> list[Fields]:
-    """Return the turns of a response: a message and the calls after it are items of one turn."""
-    turns = list[Fields]()
-    for item in items:
-        kind = item.get("type")
-        if kind == "message":
-            turns.append({"role": item["role"], "content": joined_text(item["content"])})
-        elif kind == "function_call":
-            if not turns or turns[-1]["role"] != "assistant":
-                turns.append({"role": "assistant", "content": ""})
-            turns[-1].setdefault("tool_calls", []).append(item)
-        elif kind == "function_call_output":
-            turns.append({"role": "tool", "content": item["output"]})
-    return turns
-
-
 # NeMo-RL: `train_data_stepN.jsonl`, in which each value is a list of one.
 
 
 def nemo_rl(fields: Fields) -> Iterator[Fields]:
     """Return the rollout of a row, from ids and mask if they are logged, else from the two texts."""
-    row: Fields = {
-        name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in fields.items()
-    }
-    if row.get("sample_loss_mask") in (0, 0.0, False):
-        raise SkipRow("sample_loss_mask is 0")
+    row: Fields = {name: v[0] if isinstance(v, list) and len(v) == 1 else v for name, v in fields.items()}
     if row.get("token_ids") and row.get("token_loss_mask"):
         length = int(row["input_lengths"])
         names = {"completion_ids": "token_ids", "mask": "token_loss_mask", "logprobs": "generation_logprobs"}
-        yield {**row, "prompt_ids": [], "content": None} | {
-            target: (row.get(name) or [])[:length] or None for target, name in names.items()
-        }
+        sampled = {target: (row.get(name) or [])[:length] or None for target, name in names.items()}
+        yield {**row, "prompt_ids": [], "content": None, **sampled}
         return
     texts = opened(row["content"])
     if not isinstance(texts, list) or len(texts) != 2:
