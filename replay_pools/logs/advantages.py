@@ -15,7 +15,6 @@ from replay_pools.logs.groups import Group
 from replay_pools.pool import CAUTION, LabelNote
 
 EXPLAINED = 0.02  # relative error of advantages that are said to follow
-LEAST_GROUPS = 2  # with advantages
 DIVISORS = ("none", "group", "batch")
 Array = NDArray[np.float64]
 Batch = list[tuple[Array, Array]]  # the groups of one step: rewards (n, k) and advantages (n,) of each
@@ -40,7 +39,7 @@ def rewarded(
         notes.append(CAUTION + said)
     names, weights = [name for name, _ in columns["reward"].terms], np.array([w for _, w in columns["reward"].terms])
     batches = _batches(groups) if "advantage" in mapping else []
-    if sum(map(len, batches)) < LEAST_GROUPS:
+    if sum(map(len, batches)) < 2:  # too few groups
         batches = []
     varies = [any(np.ptp(rewards[:, i]) > 0 for batch in batches for rewards, _ in batch) for i in range(len(names))]
     constant = [name for name, is_varying in zip(names, varies, strict=True) if not is_varying]

@@ -39,8 +39,9 @@ def group_rollouts(
     else:
         groups = _by_key(rollouts, _key(rollouts, mapping, guessed, notes))
     groups, said = comparable(groups)
-    several = [group for group in groups if len(group) > 1] if "completion" in guessed else []
-    if several and all(len({row.answer_key for row in group}) == 1 for group in several):
+    is_guess = "completion" in guessed and "completion_ids" not in mapping
+    several = [group for group in groups if len(group) > 1]
+    if is_guess and several and all(len({row.answer_key for row in group}) == 1 for group in several):
         where, fix = f"{groups[0][0].file} {mapping['completion']}", "--map completion=COLUMN names the completion"
         found = "one text in all rows of each group, as the right answer would be"
         raise InputError(where, expected="several answers to one prompt", found=found, fix=fix)
