@@ -260,23 +260,23 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         first, second = file.readline(MAX_DOCUMENT + 1), file.readline(MAX_DOCUMENT + 1)
         is_lone = not second or isinstance(_parse(first), InputError)
         if first.strip() in (b"{", b"[") or (kind_of(path) == ".json" and is_lone):
-            value = _parse(first + second + file.read(MAX_DOCUMENT + 1))
-            if isinstance(value, InputError):  # too large, damaged, or several documents
+            whole = _parse(first + second + file.read(MAX_DOCUMENT + 1))
+            if isinstance(whole, InputError):  # too large, damaged, or several documents
                 fix = "write one object a line (.jsonl): lines are read one at a time"
-                raise InputError(path, expected=value.expected, found=value.found, fix=fix)
-            yield from _items(value, path)
+                raise InputError(path, expected=whole.expected, found=whole.found, fix=fix)
+            yield from _items(whole, path)
             return
         for number, line in enumerate(chain((first, second), iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")), 1):
             if len(line) > MAX_DOCUMENT:
                 expected = f"lines of at most {MAX_DOCUMENT >> 20} MiB"
                 raise InputError(f"{path} line {number}", expected=expected, found="more")
-            value = _parse(line.strip() or b"[]")
+            value: Any = _parse(line.strip() or b"[]")
             if isinstance(value, InputError):
                 fix = "mend it, or pass --skip-bad 1"
                 value = InputError("", expected=value.expected, found=value.found, fix=fix)
-            is_list = isinstance(value, list) and (value or not line.strip())
-            if is_list and all(isinstance(item, dict) for item in value):
-                yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
+            items: list[Any] = value if isinstance(value, list) else [None]
+            if (items or not line.strip()) and all(isinstance(item, dict) for item in items):
+                yield from ((f" line {number} item {place}", item) for place, item in enumerate(items))
             else:
                 yield f" line {number}", value
 
