@@ -211,7 +211,7 @@ def test_the_update_alone_sees_the_remedy(
 
     monkeypatch.setattr(LocalEngine, "sample", sampled)
     monkeypatch.setattr(evaluations, "held_out_rollouts", evaluated)
-    monkeypatch.setattr(evaluations, "score", noted("frozen", evaluations.score))
+    monkeypatch.setattr(evaluations, "kl_terms", noted("frozen", evaluations.kl_terms))
     monkeypatch.setattr(loop, "train_step", noted("update", loop.train_step))
     assert run(cli, ["train", "--preset", preset(ABLATED), "--name", "ablated", "--out", str(out)]) == 0
     assert seen == {"evaluation": {0}, "frozen": {0}, "sampling": {0}, "update": {2}}
