@@ -102,7 +102,7 @@ class Meter:
         return Material(seed=self._config.seed, **measured)
 
     def _wants(self, *names: str) -> bool:
-        return self._fields is None or not self._fields.isdisjoint(names)
+        return self._fields is None or any(name in self._fields for name in names)
 
     def _states_at(self) -> dict[int, nn.Module]:
         """Return the decoder layers to read; empty, with a reason in `missing`, if the architecture is not known."""

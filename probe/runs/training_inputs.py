@@ -61,7 +61,7 @@ class TrainingInputs(Inputs[TrainConfig]):
                 where, expected = f"pool {self.teacher.name}", "rollouts on problems that are trained on"
                 raise InputError(where, expected=expected, found="none")
         if priority is not None:
-            candidates = [choices[teaches] for teaches in is_taught]
+            candidates: list[Sequence[Problem]] = [choices[teaches] for teaches in is_taught]
             if (fewest := min(map(len, candidates))) <= self.width:
                 expected = (
                     f"more problems than the {self.width} of a batch, which would take all whatever their weights"

@@ -4,6 +4,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.sources.past import Ahead
+from probe.runs.sources import sampled
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 
@@ -102,7 +103,7 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
     """Byte for byte, evaluations among them. In turn: no thread, and each batch is sampled when its step needs it, with
     the weights of its time put back.
     """
-    monkeypatch.setattr(Ahead, "wait", lambda ahead, batch: None)
+    monkeypatch.setattr(sampled, "sampling_ahead", lambda *_: nullcontext(lambda batch: None))
     assert contents(train("whole-in-turn")) == contents(whole)
     moved = max(abs(step.ratio["mean"] - 1) for step in read_run(whole).steps)
     assert moved > 1e-3, "no policy has moved since it sampled: the test shows nothing"

@@ -7,13 +7,13 @@ complete, in part or not at all: missing rollouts are sampled again, with the sa
 
 In one process nothing overlaps: a batch is sampled when a step needs it, with the old weights restored. The rollouts
 are the same as n batches earlier, and a run that stops early has sampled none in vain. A server samples the next
-batches in a thread while a step is computed (`Ahead`).
+batches in a thread while a step is computed (`sampling_ahead`).
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any, final
@@ -66,41 +66,38 @@ class PastWeights:
         return max(0, batch - self.prefetch)
 
 
-@final
-class Ahead:
-    """A thread that samples the next batches on a server: `sample` takes a batch and an engine.
+@contextmanager
+def sampling_ahead(
+    past: PastWeights, engine: PushedEngine, num_batches: int, sample: Callable[[int, Engine], object]
+) -> Iterator[Callable[[int], None]]:
+    """Open a function that starts a batch and the next n from the current policy, in a thread, and waits for the first.
 
-    Close it before the server's engine: closing finishes the current batch and drops the later ones.
+    `sample` takes a batch and an engine. Close this before the server's engine: closing finishes the current batch and
+    drops the later ones.
     """
+    started: dict[int, Future[None]] = {}  # by batch
+    adapters: list[Path] = []
 
-    def __init__(
-        self, past: PastWeights, engine: PushedEngine, num_batches: int, sample: Callable[[int, Engine], object]
-    ) -> None:
-        self._past, self._engine, self._num_batches, self._sample = past, engine, num_batches, sample
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
-        self._started: dict[int, Future[None]] = {}  # by batch
-        self._adapters: list[Path] = []
-
-    def wait(self, batch: int) -> None:
-        """Start this batch and the next n from the current policy, and wait for this one."""
-        for ahead in range(batch, min(batch + self._past.prefetch + 1, self._num_batches)):
-            if ahead not in self._started:  # several after a resume
-                with self._past.sampling(ahead):
-                    self._adapters.append(self._engine.save(f"-batch{ahead}"))
-                # In this context, so that waiting is reported.
-                run, before = copy_context().run, self._started.get(ahead - 1)
-                self._started[ahead] = self._thread.submit(run, self._make, ahead, self._adapters[-1], before)
-        self._started[batch].result()
-
-    def close(self) -> None:
-        """End the thread and delete unused adapters."""
-        self._thread.shutdown(cancel_futures=True)
-        for adapter in self._adapters:
-            shutil.rmtree(adapter, ignore_errors=True)
-
-    def _make(self, batch: int, adapter: Path, before: Future[None] | None) -> None:
+    def make(batch: int, adapter: Path) -> None:
         # No batch follows a failed one, because its problems may depend on the batches before it.
-        if before is not None:
-            before.result()
+        if batch - 1 in started:
+            started[batch - 1].result()
         with ExitStack() as stack:
-            self._sample(batch, self._engine.push(adapter, stack))
+            sample(batch, engine.push(adapter, stack))
+
+    def wait(batch: int) -> None:
+        for ahead in range(batch, min(batch + past.prefetch + 1, num_batches)):
+            if ahead not in started:  # several after a resume
+                with past.sampling(ahead):
+                    adapters.append(engine.save(f"-batch{ahead}"))
+                # In this context, so that waiting is reported.
+                started[ahead] = thread.submit(copy_context().run, make, ahead, adapters[-1])
+        started[batch].result()
+
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
+    try:
+        yield wait
+    finally:
+        thread.shutdown(cancel_futures=True)
+        for adapter in adapters:
+            shutil.rmtree(adapter, ignore_errors=True)  # unused ones

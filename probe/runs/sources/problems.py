@@ -66,8 +66,10 @@ def counted(
         name, grade, value = rollout.problem_id, rollout.grade, reward(rollout)
         is_paid, known = bool(grade.passed) and value > REWARD_COMPILES, not math.isnan(value)
         row = 1, is_paid, bool(grade.exploited), known, value if known else 0.0
-        batch[name] = Counts(*map(add, batch.get(name, Counts()), row))
-    return {**before} | {name: Counts(*map(add, before.get(name, Counts()), counts)) for name, counts in batch.items()}
+        batch[name] = Counts._make(map(add, batch.get(name, Counts()), row))
+    return {**before} | {
+        name: Counts._make(map(add, before.get(name, Counts()), counts)) for name, counts in batch.items()
+    }
 
 
 def draw(

@@ -14,7 +14,7 @@ To add a source, add a function to `LiveSource.others`, and its table in `probe.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -24,7 +24,7 @@ from probe.records.run import EARLIER_DIR, ROLLOUTS_DIR
 from probe.runs.control import TrainingState
 from probe.runs.monitors import Monitor
 from probe.runs.sources.live import Keyed, LiveSource
-from probe.runs.sources.past import Ahead
+from probe.runs.sources.past import sampling_ahead
 from probe.runs.sources.rewards import remedied, surprising
 from probe.runs.sources.served import PushedEngine
 from probe.runs.training_inputs import TrainingInputs
@@ -50,14 +50,14 @@ def open_source(
             folded = nullcontext  # a server has its own weights; a step may use the model here at the same time
             if past is not None:
                 sample = lambda batch, engine: live.sampled(batch, engine)  # noqa: E731 (made below)
-                ahead = stack.enter_context(closing(Ahead(past, maker.engine, len(inputs.candidates), sample)))
+                ahead = stack.enter_context(sampling_ahead(past, maker.engine, len(inputs.candidates), sample))
 
         @contextmanager
         def sampling(batch: int, *, earlier: bool = False) -> Iterator[None]:
             if past is not None:
                 past.keep(batch)
             if ahead is not None:
-                ahead.wait(batch)
+                ahead(batch)
             with nullcontext() if past is None else past.sampling(batch, earlier=earlier), folded():
                 yield
 

@@ -195,7 +195,7 @@ def test_the_update_alone_sees_the_remedy(
         return call
 
     monkeypatch.setattr(LocalEngine, "sample", noted("sampling", LocalEngine.sample))
-    monkeypatch.setattr(evaluations, "score", noted("frozen", evaluations.score))
+    monkeypatch.setattr(evaluations, "kl_terms", noted("frozen", evaluations.kl_terms))
     monkeypatch.setattr(loop, "train_step", noted("update", loop.train_step))
     assert run(cli, ["train", "--preset", preset(ABLATED), "--name", "ablated", "--out", str(out)]) == 0
     assert seen == {"frozen": {0}, "sampling": {0}, "update": {2}}
