@@ -190,8 +190,8 @@ class DirectionLibrary:
 
     def at(self, frames: Frames) -> "DirectionLibrary":
         """Return the library with the same settings in other frames of the policy."""
-        options = {"cache_dir": self.cache_dir, "seed": self.seed, "v_hack": self.v_hack_file, "say": self.say}
-        return DirectionLibrary(self.policy, frames, self.settings, self.normaliser, **options)
+        same: dict[str, Any] = {"cache_dir": self.cache_dir, "seed": self.seed, "v_hack": self.v_hack_file}
+        return DirectionLibrary(self.policy, frames, self.settings, self.normaliser, say=self.say, **same)
 
     def get(self, kind: str) -> Directions:
         """Return the directions of a kind.

@@ -194,7 +194,7 @@ def pool_of(
     if name is None:
         whole = [log.sha256, [len(group) for group in log.groups], log.mapping, log.format.name, *shape, limit]
         name = default_name(Path(log.rows.source).name.partition(".")[0] or "log", whole)
-    options = {"model": str(config.model.name), "template": config.model.template, "limit": limit}
+    options: dict[str, Any] = {"model": str(config.model.name), "template": config.model.template, "limit": limit}
     return import_log(log, name=name, out=out, **options)
 
 

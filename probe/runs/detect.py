@@ -191,7 +191,7 @@ def detect(
         why = "none earned more than the least reward" if has_failed else "all of them are rewarded"
         notes.append(f"all rollouts are ranked: {why}")
     answers = None if labels is None else read_labels(labels, everything)
-    weights = {"reference": reference, "basis": basis if gradients else None}
+    weights: dict[str, Any] = {"reference": reference, "basis": basis if gradients else None}
     shape = [pool.identity()["manifest_sha256"], asdict(config), *weights.values()]
     shape.append(None if chosen is None else pairs_sha(chosen))
     directory = out / "detect" / (plain_name(name, "name") if name else default_name(pool.name, shape))

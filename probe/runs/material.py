@@ -111,7 +111,8 @@ def load_material(path: Path, rollouts: Sequence[Rollout], key: str) -> tuple[Ma
     if header["key"] != key:
         fix = "choose another --name, or delete this folder"
         raise InputError(path.parent, expected="results of the same inputs", found="others", fix=fix)
-    pairs, arrays = None, {name: tensors.get(name) for name in ARRAYS}
+    pairs = None
+    arrays: dict[str, Any] = {name: tensors.get(name) for name in ARRAYS}
     if "kinds" in header:
         of_pairs = {name: tensors.get(f"pairs/{name}") for name in OF_PAIRS}
         pairs = PairMaterial(kinds=header["kinds"], held_out=np.array(header["held_out"], dtype=bool), **of_pairs)
