@@ -58,7 +58,12 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'probe' has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+    found = getattr(import_module(_PLACES[name]), name)
+    if name in ("check", "detect"):  # which the command line calls, too
+        from probe.runs.arguments import in_arguments
+
+        return in_arguments(found)
+    return found
 
 
 def __dir__() -> list[str]:

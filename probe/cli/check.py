@@ -38,7 +38,7 @@ def check(rollouts: Path, name: str | None, limit: int | None, out: Path, **give
 
     config, keys = configured("replay", given), given_keys(given)
     reading = {name: given[name] for name in ("mapping", "format_name", "skip_bad")}
-    log, (first, *others) = checked(rollouts, config, keys, **reading)
+    log, (first, *others) = checked(rollouts, config, keys, click.echo, **reading)
     config, pool = imported(log, config, keys, name, out, limit)
     name = pool.name
     yield from _of_log(log, pool, config.source.per_pool)

@@ -68,7 +68,7 @@ def check(
         say: called with recognised columns and cautions.
 
     Raises:
-        InputError: all faults of the settings; else all of the log and the pairs, in the words of the command line.
+        InputError: all faults of the settings; else all of the log and the pairs.
     """
     from extraction.pair_files import store_rows
 
@@ -77,7 +77,7 @@ def check(
     named[PAIRS] = None if pairs is None else store_rows(pairs, out / "pairs")
     options = {**settings, **{key: value for key, value in named.items() if value is not None}}
     config, given = configure("replay", options=options), {*options}
-    log, notes = checked(rows, config, given, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
+    log, notes = checked(rows, config, given, say, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
     say(recognised(log))
     config, pool = imported(log, config, given, name and plain_name(name, "name"), out, limit)
     for sentence in [*pool.cautions, *notes]:
@@ -88,13 +88,16 @@ def check(
     return analyze(directory)
 
 
-def checked(source: Any, config: ReplayConfig, given: set[str], **reading: Any) -> tuple[CheckedLog, list[str]]:
+def checked(
+    source: Any, config: ReplayConfig, given: set[str], say: Callable[[str], object], **reading: Any
+) -> tuple[CheckedLog, list[str]]:
     """Check the log (first, without torch) and the pairs; return the log and notes on the choice of pairs.
 
     Args:
         source: the log.
         config: settings with the pairs and the model.
         given: keys of all settings given by the user.
+        say: called with what the log holds, if the pairs are missing.
         reading: as for `check_log`.
 
     Raises:
@@ -121,6 +124,8 @@ def checked(source: Any, config: ReplayConfig, given: set[str], **reading: Any) 
     else:
         expected = "pairs of a hacking and a clean answer to one prompt: without them there is no direction"
         errors.append(InputError("--pairs", expected=expected, found="none", fix=NO_PAIRS))
+        if log is not None:
+            say(recognised(log))
     refuse(errors)
     assert log is not None
     return log, notes

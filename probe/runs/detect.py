@@ -6,7 +6,7 @@ out/detect/NAME/estimates.json         the estimates of the screen
 out/detect/NAME/drawn.jsonl            the rollouts that --label drew, for a file of answers
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from itertools import chain
@@ -54,7 +54,7 @@ ACTING = ("model.", "intervention.extraction.", "objective.loss_type", "objectiv
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Detected:
-    """Scores of the rewarded rollouts, and estimates about them."""
+    """Scores of the rewarded rollouts, and estimates about them. Iterates over `rows()`, the first to read first."""
 
     pool: Pool
     path: Path  # the folder of the results
@@ -71,6 +71,12 @@ class Detected:
     def __repr__(self) -> str:
         """Return one line, because a notebook would print thousands of rows."""
         return f"Detected({self.pool.name!r}, {len(self.rollouts)} rollouts by {self.lead}, {str(self.path)!r})"
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows())
 
     def rows(self) -> list[dict[str, Any]]:
         """Return {id, source, problem_id, hacked, every measured detector: a number or None}, by falling score.

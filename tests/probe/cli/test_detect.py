@@ -195,8 +195,8 @@ def test_the_facade_returns_rows(small: str, out: Path) -> None:
     options = {"gradients": False, "settings": {"intervention.extraction.k": 2}}
     found = package.detect(logged(), pair_rows(4, "flavour"), small, out=out, say=lambda _: None, **options)
     assert found.lead == "activation"
-    rows = found.rows()
-    assert len(rows) == len(found.rollouts)
+    rows = [*found]
+    assert len(rows) == len(found)
     assert rows[0].keys() >= {"id", "hacked", "activation", "nll", "words", "length"}
     assert not {"similarity", "fingerprint"} & rows[0].keys()
     assert found.path.is_dir()
