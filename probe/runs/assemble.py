@@ -70,8 +70,10 @@ def assemble(inputs: "Inputs[Any]", directory: Path, num_steps: int) -> Setup:
     """
     config, policy, world = inputs.config, inputs.policy, inputs.world
     arms = [get_arm(name) for name in config.intervention.arms]
-    conditions, frames = config.objectives(), dict[Basis, Frames]()
-    for basis in dict.fromkeys(arm.basis for arm in arms):
+    conditions = config.objectives()
+    frames: dict[Basis, Frames] = {}
+    used: dict[Basis, None] = dict.fromkeys(arm.basis for arm in arms)
+    for basis in used:
         with inputs.timings.phase(basis), world.main_first():
             frames[basis] = configured_frames(policy, basis, config.model, inputs.cache)
     if world.shards_base:
@@ -124,8 +126,10 @@ def _grams(
     """Make a recorder for each basis, with the directions of its control arms."""
     # Along the directions of the first loss variant. One with another normaliser has others: these products do not
     # reproduce its cosines, and its analysis says so (`Analysis.reproduced`).
-    weights, grams = normaliser(next(iter(config.objectives().values()))), dict[Basis, GramRecorder]()
-    for basis in dict.fromkeys(measure.arm.basis for measure in start):
+    weights = normaliser(next(iter(config.objectives().values())))
+    grams: dict[Basis, GramRecorder] = {}
+    used: dict[Basis, None] = dict.fromkeys(measure.arm.basis for measure in start)
+    for basis in used:
         library, of_basis = libraries(basis, weights), [one for one in start if one.arm.basis == basis]
         controls = {one.arm.name: one.vectors for one in of_basis if one.arm.directions != "v_hack"}
         grams[basis] = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)

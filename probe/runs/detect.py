@@ -175,10 +175,10 @@ def detect(
             raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(unseen))
         names = [each for each in names if each not in unseen]
     reading = {"mapping": mapping, "format_name": format_name, "skip_bad": skip_bad}
-    pool, log, model = _opened(rollouts, config, {*given}, out, limit, reading)
+    pool, log, sampled_with = _opened(rollouts, config, {*given}, out, limit, reading)
     if log is not None:
         say(recognised(log))
-    config = replace(config, model=model)
+    config = replace(config, model=sampled_with)
     everything = [*chain.from_iterable(pool.steps)]
     ranked = [one for one in everything if one.grade.passed is not False] or everything
     from probe.runs.material import load_material, measure, save_material
@@ -186,7 +186,7 @@ def detect(
     from replay_pools.policy.load import load_served_policy
     from replay_pools.vocabulary import id_faults
 
-    refuse(id_faults(load_served_policy(str(model.name), model.template), pool))
+    refuse(id_faults(load_served_policy(str(sampled_with.name), sampled_with.template), pool))
     chosen, notes = None, list[str]()
     if PAIRS in given:
         chosen = checked_pairs(config, lambda note: (notes.append if note.startswith(CAUTION) else say)(note))
@@ -216,7 +216,7 @@ def detect(
             pool=pool,
             path=directory,
             rollouts=ranked,
-            model=model,
+            model=sampled_with,
             sources=sources,
             cautions=[one.removeprefix(CAUTION) for one in (*cautions, *pool.cautions, *notes)],
             **_judged(material, names, chosen, answers, label),

@@ -119,7 +119,7 @@ def step_record(
     reward_range: float,
     *,
     staleness: int | None = None,
-    **more: float | None,
+    **more: Any,
 ) -> StepRecord:
     """Return the record of one step under the loss variant and arm of `arm`.
 

@@ -274,8 +274,8 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
             if isinstance(value, InputError):
                 fix = "mend it, or pass --skip-bad 1"
                 value = InputError("", expected=value.expected, found=value.found, fix=fix)
-            is_list = isinstance(value, list) and (value or not line.strip())
-            if is_list and all(isinstance(item, dict) for item in value):
+            is_blank = not line.strip()
+            if isinstance(value, list) and (value or is_blank) and all(isinstance(item, dict) for item in value):
                 yield from ((f" line {number} item {place}", item) for place, item in enumerate(value))
             else:
                 yield f" line {number}", value

@@ -50,6 +50,8 @@ def null_test(
         arm: arm of the estimate.
     """
     x = np.asarray(draws, dtype=np.float64)
+    if not np.isfinite([*x, statistic]).all():
+        raise ValueError(f"expected numbers, found {statistic} and {int((~np.isfinite(x)).sum())} of {len(x)} draws")
     mean, sd = float(x.mean()), float(x.std(ddof=1))
     distance = abs(statistic - centre)
     # A draw with the same terms in another order differs by rounding and must count as a tie.
