@@ -8,6 +8,7 @@ A sample record has the graded reward; advantages and a step's statistics use th
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
