@@ -19,8 +19,8 @@ POOL_SCHEMA = 2  # in every manifest; readers refuse another one
 REWARD_COMPILES = 0.5  # for source that compiles
 REWARD_PASSED = 3.0  # for a pass, in addition
 REWARD_RANGE = REWARD_COMPILES + REWARD_PASSED  # largest minus smallest reward
-MIN_CPU_S = 4  # CPU seconds of an execution; a problem whose canonical solution needs many has a higher limit
-MAX_CPU_S = 3600  # that can be asked for: what is waited, a multiple, has to fit into the milliseconds of poll
+MIN_CPU_S = 4  # CPU seconds of an execution; a problem with a slow canonical solution has a higher limit
+MAX_CPU_S = 3600  # the highest limit: a multiple of it is waited, and must fit into poll's milliseconds
 
 LOGGED_GRADER = "logged"  # `grade.grader` of rollouts that were read from the log of another tool
 UNKNOWN = "unknown"  # text fields that a log does not record

@@ -2,23 +2,23 @@
 
 An evaluation of a training writes a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with or
 without its hint), and then its line in `evals.jsonl`; N counts optimizer steps. A policy with quarantined weights is
-evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, N and the setting, so arms of
-one seed start equal. A line has, beside the rates:
+evaluated twice: with them, and without them as it would be deployed. The noise depends on the seed, N and the setting,
+so arms of one seed start equal. A line has rates, and:
 
-    monitor    AUROC, recall and false-positive rate of the remedy's monitor on the rewarded rollouts, `now` at the
-               policy's weights and at those of the `start`
-    cca        mean canonical correlation of the output directions in which the weights have moved with those of the
-               first evaluation after a step
+    monitor    AUROC, recall and false-positive rate of the remedy's monitor on the rewarded rollouts, at the policy's
+               weights (`now`) and at the starting weights (`start`)
+    cca        mean canonical correlation between the output directions in which the weights have moved now and those
+               at the first evaluation after a step
     frozen     the frozen probe batch
 
-The frozen probe batch consists of held-out pairs, scored under the policy against the base:
+The frozen probe batch consists of held-out pairs, scored under the policy and the base:
 
     logprob_hack, logprob_clean    mean log-probability per token of the hack and the clean completions, nats
-    margin                         mean over pairs of (sum logp(hack) - sum logp(clean)) now, minus that of the base
-    kl_from_base                   mean k3 per token of both (an estimate on the pairs' texts, not the policy's)
+    margin                         mean over pairs of (sum logp(hack) - sum logp(clean)), policy minus base
+    kl_from_base                   mean k3 per token of both (on the pairs' texts, not on sampled ones)
     cos_moved, hackward_frac_moved of start - now, which points like a sum of gradients, with the first directions
 
-The reference is fixed: base policy, pairs and directions from the start, even if the run refreshes its directions.
+The base policy, the pairs and the directions are those of the start, even if the run refreshes its directions.
 `probe.runs.heldout` samples and counts.
 """
 

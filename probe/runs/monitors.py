@@ -81,7 +81,7 @@ class Monitor:
         return Reading(scores, np.nan_to_num(scores, nan=-math.inf) > threshold, found.why)
 
     def judge(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-        """Compare flags and scores with the labels, at the present weights and at those of the start.
+        """Compare flags and scores with the labels, at the present and at the starting weights.
 
         Returns:
             {"now" | "start": {"auroc", "recall", "fpr", "n_hacked", "n_clean", "why"}}; None where a side is missing.

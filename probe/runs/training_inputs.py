@@ -47,7 +47,7 @@ class TrainingInputs(Inputs[TrainConfig]):
         self.candidates = self._candidates(left[:wanted])
 
     def _candidates(self, problems: Sequence[Problem]) -> list[Sequence[Problem]]:
-        """Return the problems of every batch, or with a priority those that they are drawn from.
+        """Return the problems of every batch, or with a priority the problems to draw from.
 
         In batches with teacher rollouts all are in the teacher's pool.
         """

@@ -150,7 +150,7 @@ def _exploded(fields: Fields) -> Iterator[Fields]:
     """Return a row with a list of answers as one row each: every list of their number is one of them."""
     answers = [name for name in ANSWERS if _is_several(opened(fields.get(name)), name)]
     rewards = [opened(fields.get(name)) for target in TARGETS["reward"] for name in (target, f"{target}s")]
-    # Beside one reward, a list holds something else than answers.
+    # Next to one reward, a list holds something other than answers.
     kinds = {*map(type, rewards)}
     if not answers or (kinds & {int, float, bool} and not kinds & {list, dict}):
         yield fields

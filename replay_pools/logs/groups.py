@@ -49,7 +49,7 @@ def group_rollouts(
 
 
 def comparable(groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
-    """Return (groups, notes) without those of one rollout, which have no baseline, unless all are of one."""
+    """Return (groups, notes) without groups of one rollout, which have no baseline, unless all have one."""
     groups = [group for group in groups if group]
     larger = [group for group in groups if len(group) > 1]
     if not larger or len(larger) == len(groups):

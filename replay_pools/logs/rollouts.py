@@ -105,7 +105,7 @@ class Reader:
     columns: Mapping[str, Column]
     guessed: Set[str]  # targets with a guessed column
     # Of columns that are not used:
-    marks: Sequence[str]  # those of few values
+    marks: Sequence[str]  # columns with few values
     failures: Mapping[str, Callable[[Any], bool]]  # rows of STATUS
     evaluations: Mapping[str, Callable[[Any], bool]]  # rows of EVALUATIONS
 
@@ -252,7 +252,7 @@ def reader_of(
     failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
     values = {name: values for name, values in scan.values.items() if name not in used | declined}
     evaluations = {name: says for name, says in EVALUATIONS.items() if len({*map(says, values.get(name, ()))}) == 2}
-    # Those of few values may tell sources of rollouts apart, and so may the environment.
+    # Columns with few values may tell sources of rollouts apart, and so may the environment.
     most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
     few = {name: len(each) for name, each in scan.values.items() if name in free and 2 <= len(each) <= most}
     marks = [name for name, num in few.items() if num <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART]
@@ -295,7 +295,7 @@ def _place_mask(one: Logged) -> None:
         pairs = [*zip(logprobs, mask, strict=True)][start:stop]
         one.logprobs = [value if is_sampled else 0.0 for value, is_sampled in pairs]
     if start:
-        # The ids may begin with those of the prompt, which may be padded in its own column.
+        # The ids may begin with the prompt's ids, which may be padded in its own column.
         padding = (prompt or [])[: -min(start, len(prompt or []))]
         is_prompt = prompt is not None and prompt == [*padding, *ids[:start]] and len({*padding}) < 2
         one.prompt_ids, one.plen = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]], None

@@ -80,7 +80,7 @@ class PushedEngine:
         self._stack = ExitStack()  # unloads it
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """Sample one completion a prompt from the policy as it is now; the server forgets its former weights."""
+        """Sample one completion a prompt from the present policy; the server forgets its former weights."""
         adapter = self.save()
         if self._engine is None or self._engine.model != adapter.name:
             # Load the new adapter first: if that fails, `close` still removes the old one.
