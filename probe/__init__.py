@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'probe' has no attribute {name!r}")
     found = getattr(import_module(_PLACES[name]), name)
-    if name in ("check", "detect"):  # which the command line calls, too
+    if name in ("check", "detect", "extract", "replay"):
         from probe.runs.arguments import in_arguments
 
         return in_arguments(found)

@@ -90,6 +90,8 @@ def transfer(linked: Linked, pools: Sequence[str], arm: str) -> Estimate:
     why = ""
     if not pools:
         why = "no rollouts of the policy itself"
+    elif all(one.hacked is None for _, one in placed):
+        why = "no rollout of the policy itself has a label"
     elif num_hacks and all(one.gt_pass is None for _, one in placed):
         why = f"whether the policy's own rollouts are right is not known (gt_pass), {num_hacks} are hacks"
     elif min(num_hacks, num_honest) < LEAST_OWN:

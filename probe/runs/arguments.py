@@ -8,16 +8,17 @@ from typing import Any
 
 from replay_pools.base.errors import InputError, refuse
 
+PAIR = r"(\w+)=([^\s,;)]*[^\s,;:)])"
 # {an option in a sentence: the argument of the Python function}
 ARGUMENTS = {
-    r"--map (\w+)=([^\s,;)]+)": r'mapping={"\1": "\2"}',
     r"--format (\S+)": r'format_name="\1"',
     r"--skip-bad (\w+)": r"skip_bad=\1",
     r"--completion-limit (\w+)": r"limit=\1",
-    r"--set ([\w.]+)=(\S+)": r'settings={"\1": \2}',
+    r"--set ([\w.]+)=([^\s)]+)": r'settings={"\1": \2}',
     r"--set ([\w.]+)": r'settings["\1"]',
     r"--pairs-map (\S+)": r'settings={"intervention.extraction.pairs_map": "\1"}',
-    r"--per-pool": r'settings={"source.per_pool": N}',
+    r"--per-pool (\d+)": r'settings={"source.per_pool": \1}',
+    r"--per-pool": r'settings["source.per_pool"]',
     r"--(map|pairs|model|steps|name|k|labels|label|detectors)\b": r"\1",
 }
 
@@ -43,6 +44,12 @@ def in_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def reworded(text: str) -> str:
     """Return a sentence with options of the command line as arguments."""
+    text = re.sub(rf"--map {PAIR}(,{PAIR})*", _mapping, text)
     for option, argument in ARGUMENTS.items():
         text = re.sub(option, argument, text)
     return text
+
+
+def _mapping(found: re.Match[str]) -> str:
+    pairs = (f'"{target}": "{column}"' for target, column in re.findall(PAIR, found[0]))
+    return f"mapping={{{', '.join(pairs)}}}"

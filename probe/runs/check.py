@@ -188,7 +188,7 @@ def imported(
     shape = [asdict(config), pairs_sha(selected_pairs(config.intervention.extraction))]
     pool = pool_of(log, config, name, shape, out, limit)
     # The largest group size that every problem fills; a single rollout gives no update.
-    per_pool = config.source.per_pool if PER_POOL in given else max(2, min(map(len, log.groups), default=2))
+    per_pool = config.source.per_pool if PER_POOL in given else max(2, min(map(len, pool.steps), default=2))
     return replace(config, source=replace(config.source, replay_dirs=(pool.name,), per_pool=per_pool)), pool
 
 

@@ -121,7 +121,7 @@ def detect(
     *,
     labels: str | Path | Mapping[str, bool] | None = None,
     label: int | None = None,
-    detectors: Sequence[str] = (),
+    detectors: str | Sequence[str] = (),
     gradients: bool = True,
     basis: Basis = "svd",
     reference: str | None = None,
@@ -148,7 +148,7 @@ def detect(
         labels: {id: True = a hack}, or a file with columns `id` and `label`, instead of the pool's; with `label`, the
             answers.
         label: rollouts to draw by strata of the score, and to ask about.
-        detectors: names, the first measured one orders the rows; empty: the panel (`probe docs detect`).
+        detectors: a name or names, the first measured one orders the rows; empty: the panel (`probe docs detect`).
         gradients: False: only what forward passes tell, at less than half the cost.
         basis: `svd` or `lora`.
         reference: the model before the training, for the log-ratio; None: the model without its adapter.
@@ -169,7 +169,7 @@ def detect(
     expected, found = f"settings of {', '.join(ACTING)}", "one that detects nothing"
     idle = [key for key in sorted(given) if not key.startswith(ACTING)]
     refuse([InputError(f"--set {key}", expected=expected, found=found) for key in idle])
-    names = checked_names(detectors or PANEL)
+    names = checked_names([detectors] if isinstance(detectors, str) else detectors or PANEL)
     if not gradients and (unseen := [each for each in names if fields_of(each) & {*GRADIENT_FIELDS}]):
         if detectors:
             raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(unseen))

@@ -167,7 +167,7 @@ class ReplaySource:
             if len(others) + 1 < per_pool:
                 raise InputError(
                     f"pool {pool.name} step {pool.steps[place][0].step}",
-                    expected=f"at least {per_pool} rollouts with a label (--per-pool)",
+                    expected=f"at least {per_pool} rollouts (--per-pool)",
                     found=f"{len(others) + 1}",
                     fix="use a smaller --per-pool or a pool with larger groups",
                 )

@@ -80,6 +80,8 @@ def check_log(
     Raises:
         InputError: every fault of the log, one line each.
     """
+    if not isinstance(mapping or {}, Mapping):
+        raise InputError("mapping", expected="a dict, such as {'reward': 'score'}", found=repr(mapping))
     given, faults = dict(mapping or {}), Faults()
     for target in sorted(given.keys() - TARGETS.keys()):
         raise unknown_name("mapping", target, TARGETS, expected="a target", fix="give {'hacked': 'is_hack'}")

@@ -381,6 +381,8 @@ def reward_fault(
     """Return an error if no rollout has a reward, with the columns and inner keys that may be one; else None."""
     if "reward" in columns and (not rollouts or any(one.reward is not None for one in rollouts)):
         return None
-    numbers = [name for name, each in flat(scan.first).items() if isinstance(each, float) and each == each]
+    # In a CSV file every cell is a text; a whole number is rarely a reward.
+    cells = {name: cell for name, cell in flat(scan.first).items() if isinstance(cell, float | str)}
+    numbers = [name for name, cell in cells.items() if number_of(cell) is not None and not str(cell).isalpha()]
     found = f"none of {scan.num_rows} rows, but numbers in {', '.join(numbers[:LISTED_COLUMNS]) or 'no column'}"
     return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix="--map reward=COLUMN")

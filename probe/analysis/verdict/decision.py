@@ -329,7 +329,8 @@ def _cost(analysis: "Analysis") -> tuple[str, Next | None]:
         return "not measured, since the interval of the gain on honest solutions includes 0", prompts
     price = f"{row:.0%} of their gain"
     if row.high < 0:
-        return f"none, projection adds to their gain ({row:.0%} removed)", None
+        gain = replace(row, value=-row.value, interval=Interval(low=-row.high, high=-row.low))
+        return f"none, projection adds {gain:.0%} to their gain", None
     if row.high - row.low > VAGUE_COST:
         return f"{price}, an interval too wide to say how much they lose", prompts
     return price, None

@@ -14,6 +14,7 @@ from small import HYBRID, small_model
 
 import probe as package
 from probe.records.run import read_run
+from probe.runs.arguments import reworded
 from replay_pools.base.errors import InputError
 from replay_pools.pool import open_pool
 
@@ -85,6 +86,10 @@ def test_python_does_what_the_command_does(log: str, pairs: str, check, small: s
         package.check([{**row, "reward": {"a": 1.0}} for row in rows], own, small, out=out, mapping={"step": "none"})
     assert 'mapping={"reward": "reward.a"}' in str(error.value)
     assert "--" not in str(error.value)
+    with pytest.raises(InputError, match="expected a dict"):
+        package.check(rows, own, small, out=out, mapping="reward=score")
+    options = 'mapping={"prompt": "question", "reward": "score"}: or settings={"source.per_pool": 3}'
+    assert reworded("--map prompt=question,reward=score: or --per-pool 3") == options
 
 
 def test_a_bad_log_is_refused_without_torch(write, out: Path) -> None:

@@ -148,7 +148,7 @@ def test_unusable_pools_are_refused(teacher: Pool, base: Pool, make_pool: MakePo
         ReplaySource([])
     with pytest.raises(InputError, match=r"--replay-dirs: expected different pools.*, found base, teacher, base"):
         ReplaySource([base, teacher, make_pool("base", ["p0"])])
-    with pytest.raises(InputError, match=r"pool small step 0: expected at least 4 rollouts with a label .*, found 3"):
+    with pytest.raises(InputError, match=r"pool small step 0: expected at least 4 rollouts .*, found 3"):
         ReplaySource([make_pool("small", ["p0"], size=3), base])
     with pytest.raises(InputError, match=r"pool teacher step 0: expected at least 7 rollouts"):
         ReplaySource([teacher, base], per_pool=7)
