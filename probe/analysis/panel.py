@@ -182,8 +182,8 @@ def worth(
     if measured := [row for row in kinds or () if row.value is not None]:
         worst, best = (choose(measured, key=lambda row: row.value or 0.0) for choose in (min, max))
         lines.append(
-            f"Finds exploits like your pairs: by the pairs of the other kinds, a left-out kind has AUROC {worst:.2f} "
-            f"({worst.name}) or more, up to {best.value:.2f}. Hacks of no kind in the pairs may rank anywhere."
+            f"Finds exploits like your pairs. Pairs of the other kinds find a left-out kind with AUROC {worst:.2f} "
+            f"(lowest, {worst.name}) to {best.value:.2f} (highest). Hacks of no kind in the pairs may rank anywhere."
         )
     elif kinds is not None:
         lines.append("Finds exploits like your pairs, which name one kind alone: no kind can be left out to test this.")
