@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -47,14 +47,19 @@ transformers_logging.disable_progress_bar()
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Policy(Chat):
     """A loaded model in evaluation mode, its tokenizer, and the names for manifests."""
 
-    model: PreTrainedModel = field(repr=False)
+    model: PreTrainedModel
     adapter: str | None  # the adapter merged into the weights; None = none
     base_weights_sha: str  # `weights_sha` before merging
     adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha`
+
+    def __repr__(self) -> str:
+        """Return one line, because a model would print all its modules."""
+        adapter = "" if self.adapter is None else f", adapter {self.adapter!r}"
+        return f"Policy({self.base_model!r}{adapter}, {self.model.dtype} on {self.device})"
 
     @property
     def device(self) -> torch.device:

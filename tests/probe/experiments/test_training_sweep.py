@@ -177,7 +177,7 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path]) -> Non
     record = one_run(own, "vanilla")
     alone = analyze(record)
     trained_on = {rollout.problem_id for group in open_pool(record.path / "rollouts").steps for rollout in group}
-    assert alone.num_prompts == len(trained_on) == 4
+    assert alone.size["num_prompts"] == len(trained_on) == 4
     parts = {part.name: part for part in alone.validity}
     assert parts["grader canaries"].says == "HOLDS"
     assert parts["template tails"].says == "HOLDS"
