@@ -214,8 +214,8 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
         ids, completion = ids[is_token], completion[is_token]
         spans = []
         for place, prompt in enumerate(prompt_spans):
-            own = starts[place], stops[place]
-            spans.append(Span(*own) if heads[place] == place else Span(*own, prompt))
+            ends = starts[place], stops[place]
+            spans.append(Span(*ends) if heads[place] == place else Span(*ends, prompt))
         inputs = {"input_ids": ids[None], "position_ids": positions[None], "spans": tuple(spans)}
         # Without a mask transformers would separate samples where positions restart, and miss shared prompts.
         inputs["attention_mask"] = torch.ones_like(ids[None], dtype=torch.bool)
@@ -263,9 +263,9 @@ def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[lis
     passes: list[list[int]] = []
     for sample in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         for samples in passes:
-            own = [lengths[i] for i in (*samples, sample)]
+            together = [lengths[i] for i in (*samples, sample)]
             # Tokens of a pass: their sum in one row, rows times the longest when padded.
-            if (len(own) * max(own) if layout == "padded" else sum(own)) <= budget:
+            if (len(together) * max(together) if layout == "padded" else sum(together)) <= budget:
                 samples.append(sample)
                 break
         else:

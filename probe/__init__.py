@@ -58,12 +58,12 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'probe' has no attribute {name!r}")
-    found = getattr(import_module(_PLACES[name]), name)
+    offered = getattr(import_module(_PLACES[name]), name)
     if name in ("check", "detect", "extract", "replay"):
         from probe.runs.arguments import in_arguments
 
-        return in_arguments(found)
-    return found
+        return in_arguments(offered)
+    return offered
 
 
 def __dir__() -> list[str]:

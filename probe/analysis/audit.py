@@ -78,16 +78,16 @@ def audit(strata: Strata, answers: Mapping[int, bool], prompts: Sequence[str], s
     # No end contradicts the labels.
     ends = (sizes[:, None] * one for one in (low, high))
     low, high = (np.clip(one, hacks[:, None], (hacks + sizes - counts)[:, None]) for one in ends)
-    found = []
+    rates = []
     for last, k in enumerate(np.cumsum(sizes).tolist(), 1):
         name = "rate of hacks" if last == len(strata) else f"precision in the first {k}"
         ends = low[:last].sum(0) / k, high[:last].sum(0) / k
-        found.append(_estimate(name, float(means[:last].sum()) / k, *ends, known[:last], prompts, k))
+        rates.append(_estimate(name, float(means[:last].sum()) / k, *ends, known[:last], prompts, k))
     for last, k in enumerate(np.cumsum(sizes).tolist()[:-1], 1):
         least, most = _share(low[:last].sum(0), high[last:].sum(0)), _share(high[:last].sum(0), low[last:].sum(0))
         value = float(means[:last].sum() / means.sum()) if means.sum() else math.nan
-        found.append(_estimate(f"share of all hacks in the first {k}", value, least, most, known, prompts, k))
-    return found
+        rates.append(_estimate(f"share of all hacks in the first {k}", value, least, most, known, prompts, k))
+    return rates
 
 
 def _beta(rng: np.random.Generator, a: float, b: float) -> Array:

@@ -114,8 +114,8 @@ def _first_order(analysis: Analysis, settings: Mapping[str, Any]) -> Estimate:
     if not shares:
         return Estimate(name="", why="no held-out pairs, or too few to extract from")
     margin, honest = shares["margin"], shares.get("honest", Estimate(name="")).value
-    kept = None if honest is None or margin.value is None else 1 - honest
-    row = Estimate(name="", parts={"norm_removed": shares["norm"].value, "honest_gain_kept": kept})
+    honest_kept = None if honest is None or margin.value is None else 1 - honest
+    row = Estimate(name="", parts={"norm_removed": shares["norm"].value, "honest_gain_kept": honest_kept})
     if margin.value is None:
         return replace(row, why=f"held-out hacks: {margin.why}")
     return replace(row, value=margin.value, interval=margin.interval)

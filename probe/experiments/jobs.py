@@ -180,8 +180,8 @@ def _job(spec: Spec, rows: Sequence[SpecCondition], arms: tuple[str, ...], seed:
     if isinstance(config, ReplayConfig):
         base, variants = _shared(config).objective, []
         for row in rows:
-            own = row.config.objective
-            changes = {key: value for key in LOSS_KEYS if (value := getattr(own, key)) != getattr(base, key)}
+            loss = row.config.objective
+            changes = {key: value for key in LOSS_KEYS if (value := getattr(loss, key)) != getattr(base, key)}
             variants.append(LossCondition(name=row.name, changes=changes))
         config = replace(config, objective=base, conditions=tuple(variants))
     parts = [] if len(rows) == len(spec.conditions) > 1 else [rows[0].name]

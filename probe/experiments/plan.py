@@ -101,7 +101,7 @@ def _effects(spec: Spec, notes: list[str]) -> list[dict[str, Any]]:
 def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Price the spec's runs and the runs up to its ceiling, by measured step times or stated hours."""
     of_condition = {row.name: _hours(row.config, spec.budget, out_dir) for row in spec.conditions}
-    if unknown := [name for name, found in of_condition.items() if found is None]:
+    if unknown := [name for name, hours in of_condition.items() if hours is None]:
         notes.append(
             f"no hours and no money for {', '.join(unknown)}: no run in {out_dir / 'runs'} has timed steps as large "
             "(or pools are missing); run 2 steps, or give hours_per_run in [budget]"
@@ -109,12 +109,12 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, notes: list[str])
     prices, per_hour = [], spec.budget.price_per_hour
     sets = {f"up to its ceiling {criterion.name}": jobs for criterion, jobs in before_ceilings(spec, planned)}
     for what, jobs in {**sets, "this spec": planned}.items():
-        found = [hours for job in jobs if (hours := of_condition[job.conditions[0]]) is not None]
-        if len(found) == len(jobs):
-            hours = fsum(of_run for of_run, _ in found)
+        known = [priced for job in jobs if (priced := of_condition[job.conditions[0]]) is not None]
+        if len(known) == len(jobs):
+            hours = fsum(of_run for of_run, _ in known)
             price = {"what": what, "runs": len(jobs), "hours": hours, "currency": spec.budget.currency}
             price["money"] = None if per_hour is None else hours * per_hour
-            prices.append({**price, "source": "; ".join(dict.fromkeys(source for _, source in found))})
+            prices.append({**price, "source": "; ".join(dict.fromkeys(source for _, source in known))})
     return prices
 
 

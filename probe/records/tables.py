@@ -115,8 +115,8 @@ def _evaluation_rows(evals: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             row |= {"num_rollouts": rates["num_rollouts"], "num_problems": rates["num_problems"]}
             for rate in RATES:
                 # Without rollouts, rate and interval are null.
-                found = {**rates[rate], **(rates[rate]["interval"] or {})}
-                row |= {f"{rate}_{part.name}": found.get(part.name) for part in _OF_A_RATE}
+                parts = {**rates[rate], **(rates[rate]["interval"] or {})}
+                row |= {f"{rate}_{part.name}": parts.get(part.name) for part in _OF_A_RATE}
             rows.append(row)
     return rows
 

@@ -97,12 +97,12 @@ def mean_times(directories: Iterable[Path]) -> dict[str, Any] | None:
     `start` and `step` are mean seconds, the latter with sampling and evaluations; `peak` is the most bytes of any step.
     """
     read = [*map(_read, directories)]
-    starts, steps = [row for found, _ in read for row in found], [row for _, found in read for row in found]
+    starts, steps = [row for rows, _ in read for row in rows], [row for _, rows in read for row in rows]
     if not steps:
         return None
     seconds = [phase["seconds"] for row in starts for phase in row["start"].values()]
     return {
-        "runs": sum(bool(found) for _, found in read),
+        "runs": sum(bool(rows) for _, rows in read),
         "start": sum(seconds) / max(len(starts), 1),
         "step": sum(row["seconds"] for row in steps) / len(steps),
         "peak": _peak(steps),

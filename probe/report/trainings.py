@@ -71,7 +71,7 @@ def rate_at(arm: TrainedArm, metric: str, step: int) -> Estimate | None:
 
 def _held_out(metric: str, arm: TrainedArm) -> dict[int, Estimate]:
     """Return a held-out rate at every common step."""
-    return {step: found for step in steps_of(arm) if (found := rate_at(arm, metric, step)) is not None}
+    return {step: rate for step in steps_of(arm) if (rate := rate_at(arm, metric, step)) is not None}
 
 
 def _in_training(value_of: Callable[[StepRecord], Any], arm: TrainedArm) -> dict[int, Estimate]:
@@ -82,9 +82,9 @@ def _in_training(value_of: Callable[[StepRecord], Any], arm: TrainedArm) -> dict
             if (value := value_of(step)) is not None:
                 values.setdefault(step.step, []).append(float(value))
     return {
-        step: Estimate(name="", value=fmean(found))
-        for step, found in sorted(values.items())
-        if len(found) == len(arm.runs)
+        step: Estimate(name="", value=fmean(of_seeds))
+        for step, of_seeds in sorted(values.items())
+        if len(of_seeds) == len(arm.runs)
     }
 
 

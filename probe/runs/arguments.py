@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
@@ -23,6 +23,7 @@ ARGUMENTS = {
 }
 
 
+@cache  # `probe.check` is one object
 def in_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function with an argument `say`, whose errors and lines name arguments."""
     say = signature(function).parameters["say"].default
@@ -50,6 +51,6 @@ def reworded(text: str) -> str:
     return text
 
 
-def _mapping(found: re.Match[str]) -> str:
-    pairs = (f'"{target}": "{column}"' for target, column in re.findall(PAIR, found[0]))
+def _mapping(option: re.Match[str]) -> str:
+    pairs = (f'"{target}": "{column}"' for target, column in re.findall(PAIR, option[0]))
     return f"mapping={{{', '.join(pairs)}}}"

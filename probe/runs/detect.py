@@ -84,7 +84,7 @@ class Detected:
         `source` is the place in the log, where there is one; `id` is STEP/SAMPLE of the pool. Rollouts without a score
         of the lead come last.
         """
-        columns = {name: found.values for name, found in self.scores.items() if found.values is not None}
+        columns = {name: scores.values for name, scores in self.scores.items() if scores.values is not None}
         order = by_falling_score(columns[self.lead]) if self.lead in columns else np.arange(len(self.rollouts))
         rows = []
         for place in order.tolist():
@@ -300,7 +300,7 @@ def _judged(
     lead = leading(unlabelled, names)
     learned = None if pairs is None else 2 * sum(not pair.held_out for pair in pairs)
     scores = score_all(replace(material, labels=known, learned=learned), names)
-    if all(found.values is None for found in scores.values()):
+    if all(of_detector.values is None for of_detector in scores.values()):
         found = "; ".join(f"{name} {one.why}" for name, one in scores.items())
         raise InputError("--detectors", expected="one that can be measured here", found=found)
     families: dict[str, Sequence[Estimate]] = {}

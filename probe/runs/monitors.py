@@ -71,14 +71,14 @@ class Monitor:
         num_clean = 0 if self.clean is None else len(self.clean.rollouts)
         if self.clean is not None:
             material = joined(self.clean, material)
-        found = score_all(material, [self.name])[self.name]
-        if found.values is None:
-            return Reading(np.full(len(rollouts), np.nan), np.zeros(len(rollouts), dtype=bool), found.why)
-        scores, threshold = found.values[num_clean:], 0.5
+        scored = score_all(material, [self.name])[self.name]
+        if scored.values is None:
+            return Reading(np.full(len(rollouts), np.nan), np.zeros(len(rollouts), dtype=bool), scored.why)
+        scores, threshold = scored.values[num_clean:], 0.5
         if self.clean is not None and not row.is_verdict:
-            clean = _clean_scores(self.clean, found.values[:num_clean])
+            clean = _clean_scores(self.clean, scored.values[:num_clean])
             threshold = float(np.quantile(clean, 1 - self.fpr, method="inverted_cdf"))
-        return Reading(scores, np.nan_to_num(scores, nan=-math.inf) > threshold, found.why)
+        return Reading(scores, np.nan_to_num(scores, nan=-math.inf) > threshold, scored.why)
 
     def judge(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Compare flags and scores with the labels, at the present and at the starting weights.
@@ -144,7 +144,7 @@ def open_monitor(config: StepConfig, policy: Policy, bases: Bases, out_dir: Path
         rollouts = [one for group in groups[::stride] for one in group]
         if pool.manifest["tokenizer_sha256"] != policy.tokenizer_sha() or not rollouts:
             expected = f"rewarded rollouts of the tokenizer of {policy.base_model}"
-            found = f"{len(rollouts)} of that of {pool.manifest['policy']['base_model']}"
+            found = f"{len(rollouts)} of the tokenizer of {pool.manifest['policy']['base_model']}"
             raise InputError(f"remedy.clean {remedy.clean}", expected=expected, found=found)
         clean = Material(rollouts=rollouts, seed=config.seed) if meter is None else meter(rollouts)
         clean = replace(clean, pools=[pool.name] * len(rollouts), labels=labels_of(rollouts))

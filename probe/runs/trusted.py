@@ -43,9 +43,9 @@ def subspaces(
         for step in range(config.steps):
             start = step * BATCH % len(pairs)
             rows = batch.rows(first + start, first + min(start + BATCH, len(pairs)))
-            found = per_sample_gradients(trained.model, {"lora": trained.frames()}, rows).gradients["lora"]
+            gradients = per_sample_gradients(trained.model, {"lora": trained.frames()}, rows).gradients["lora"]
             tokens = rows.completion_mask.sum()
-            trained.set_gradients({module: found[module].sum(0) / tokens for module in found})
+            trained.set_gradients({module: gradients[module].sum(0) / tokens for module in gradients})
             torch.nn.utils.clip_grad_norm_(trained.parameters(), MAX_NORM)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -54,7 +54,7 @@ def subspaces(
         trained.remove()
 
 
-def uniform(found: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+def uniform(subspaces: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     """Replace every subspace {module: (K, d_out)} by a uniform one with the same weights."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -62,7 +62,7 @@ def uniform(found: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
         Q, _ = torch.linalg.qr(torch.randn(W.shape[1], len(W), generator=generator, dtype=torch.float64))
         return W.norm(dim=1, keepdim=True) * Q.T.to(W)
 
-    return {module: drawn(W) for module, W in found.items()}
+    return {module: drawn(W) for module, W in subspaces.items()}
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def moved_directions(trained: Trained, k: int) -> dict[str, Tensor]:
 
     Left singular vectors of the change of W, float32 on the CPU; zeros for a module that has not moved.
     """
-    found = {}
+    directions = {}
     for module, layer in trained.layers.items():
         if isinstance(layer, DeltaSLayer):
             delta = trained.trainable(module)
@@ -81,8 +81,8 @@ def moved_directions(trained: Trained, k: int) -> dict[str, Tensor]:
             W = _leading(*lora_factors(layer), k)
             norms = W.norm(dim=1, keepdim=True)
             rows = torch.where(norms > 0, W / norms, 0.0)
-        found[module] = rows.float().cpu().contiguous()
-    return found
+        directions[module] = rows.float().cpu().contiguous()
+    return directions
 
 
 def mean_cca(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float | None:

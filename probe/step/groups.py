@@ -190,7 +190,7 @@ class ReplaySource:
 
     def drawn(self, pool: Pool) -> Pool:
         """Return the pool with only the groups from which rollouts are drawn."""
-        return pool.only(sorted({place for group in self._groups for own, place, *_ in group if own is pool}))
+        return pool.only(sorted({place for group in self._groups for its_pool, place, *_ in group if its_pool is pool}))
 
     def _read(self, pool: Pool, match: Match) -> dict[tuple[Hashable, int], list[Stored]]:
         """Collect the rollouts of a pool by the mark that matches them.

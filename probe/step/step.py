@@ -305,8 +305,8 @@ def _weightings(
     bases: Bases,
 ) -> dict[str, Weighting]:
     """Apply each objective to the step; the log-probabilities that they compare with are computed once."""
-    names = {own.reference for own in conditions.values() if own.reference is not None}
-    needs_old = any(own.old_logprobs == "recorded" for own in conditions.values())
+    names = {loss.reference for loss in conditions.values() if loss.reference is not None}
+    needs_old = any(loss.old_logprobs == "recorded" for loss in conditions.values())
     rows = [logprobs for group in groups for logprobs in group.sampling_logprobs if logprobs is not None]
     recorded = None
     # All rollouts or none: `needed` refuses where the objective asks for them.
@@ -319,12 +319,12 @@ def _weightings(
     scores = references.scores(sorted(names), bases, batch, current, recorded)
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=batch.ids.device)
     weightings = {}
-    for name, own in conditions.items():
+    for name, loss in conditions.items():
         strata = None
-        if own.strata is not None:
-            strata = torch.tensor(strata_of(groups, own.strata), device=batch.ids.device)
+        if loss.strata is not None:
+            strata = torch.tensor(strata_of(groups, loss.strata), device=batch.ids.device)
         weightings[name] = weigh(
-            own, rewards, batch, current, planned, counted, old=old, references=scores, strata=strata
+            loss, rewards, batch, current, planned, counted, old=old, references=scores, strata=strata
         )
     return weightings
 
