@@ -6,6 +6,7 @@ figure.save(folder, "pdf")                                 for a paper
 """
 
 import contextlib
+import html
 import io
 import re
 import warnings
@@ -14,13 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.text import Text
 
+from probe.report.facts import typeset
 from replay_pools.base.files import write_atomic
 from replay_pools.base.terminal import visible
 
@@ -68,11 +69,13 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 5,
     "savefig.dpi": 200,
     "svg.fonttype": "none",
-    "svg.hashsalt": "gradient-probe",
     "pdf.fonttype": 42,
 }
 _UNDATED: dict[Format, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-_DECIMALS = re.compile(r"-?\d+\.\d+")
+_TAG = re.compile("<[^>]+>")
+_STYLE = re.compile('style="([^"]*)"')
+_ID = re.compile(r' id="[A-Za-z0-9.]+_\d+"')  # `axes_1`; what is linked has a hash
+_DECIMALS = re.compile(r"-?\d+\.\d{3,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +88,8 @@ class Figure:
 
     @cached_property
     def svg(self) -> str:
-        """SVG element for a page, without styles, addresses or ids that another figure may have."""
-        return _for_page(self._drawing, self.name, self.title)
+        """SVG element for a page."""
+        return _for_page(self._drawing, self.title)
 
     @cached_property
     def _drawing(self) -> bytes:
@@ -100,7 +103,7 @@ class Figure:
 
     def _bytes(self, kind: Format) -> bytes:
         buffer = io.BytesIO()
-        with _styled():
+        with _styled(), mpl.rc_context({"svg.hashsalt": self.name}):  # no id is that of another figure
             self.canvas.savefig(buffer, format=kind, metadata=_UNDATED[kind])
         return buffer.getvalue()
 
@@ -120,7 +123,7 @@ def drawn(name: str, draw: Callable[..., object], *data: Any, **more: Any) -> Fi
             canvas.legend(legend.values(), legend.keys(), loc="outside lower left", ncols=columns)
             set_height(axes, canvas.get_figheight() + 0.19 * -(-len(legend) // columns))
         for text in canvas.findobj(Text):
-            text.set_text(visible(text.get_text(), kept=""))
+            text.set_text(typeset(visible(text.get_text(), kept="")))
     return Figure(name=name, title=axes.get_title(loc="left"), canvas=canvas)
 
 
@@ -139,35 +142,19 @@ def set_height(axes: Axes, inches: float) -> None:
     canvas.set_figheight(inches)
 
 
-def _for_page(svg: bytes, name: str, title: str) -> str:
-    """Turn styles into attributes, since the page forbids inline styles, and put the figure's name into ids."""
+def _for_page(svg: bytes, title: str) -> str:
+    """Return the SVG element with its colours as variables of page.css and, since the page forbids them, no styles."""
     text = svg.decode()
     for variable, color in COLORS.items():
         text = text.replace(color, f"var(--{variable})")
-    root = ElementTree.fromstring(text[text.index("<svg") :])
-    addressed = re.findall(r"#([\w.]+)", " ".join(value for node in root.iter() for value in node.attrib.values()))
-    names = {old: f"{name}-{place}" for place, old in enumerate(dict.fromkeys(addressed))}
-    for parent in list(root.iter()):
-        for node in list(parent):
-            if node.tag.endswith(("metadata", "style")):
-                parent.remove(node)
-    for node in root.iter():
-        node.tag = node.tag.rpartition("}")[2]
-        node.text, node.tail = (text if text and text.strip() else None for text in (node.text, node.tail))
-        attributes = {}
-        for key, value in node.attrib.items():
-            key = key.rpartition("}")[2]
-            if key == "style":
-                attributes |= dict(part.strip().split(": ", 1) for part in value.split(";") if part.strip())
-            elif key == "id":
-                attributes |= {"id": names[value]} if value in names else {}
-            elif key != "transform" or not value.startswith("rotate(-0 "):
-                value = re.sub(r"#([\w.]+)", lambda address: f"#{names[address[1]]}", value)
-                attributes[key] = _DECIMALS.sub(lambda number: f"{float(number[0]):.1f}", " ".join(value.split()))
-        attributes.pop("font-family", None)
-        node.attrib.clear()
-        node.attrib.update(attributes)
-    _, _, width, height = root.attrib["viewBox"].split()
-    root.attrib.clear()
-    root.attrib |= {"viewBox": f"0 0 {width} {height}", "class": "fig", "role": "img", "aria-label": title}
-    return ElementTree.tostring(root, encoding="unicode")
+    head, _, body = text[text.index("<svg") :].partition(">")
+    (box,) = re.findall(r'viewBox="[^"]*"', head)
+    body = _TAG.sub(_bare, re.sub("<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL))
+    return f'<svg {box} class="fig" role="img" aria-label="{html.escape(title)}">{body}'
+
+
+def _bare(tag: re.Match[str]) -> str:
+    """Return a tag with styles as attributes and short numbers, without ids of no drawing and old names of links."""
+    text = _STYLE.sub(lambda style: re.sub(r"([\w-]+): ([^;]+);? ?", r'\1="\2" ', style[1]), _ID.sub("", tag[0]))
+    text = _DECIMALS.sub(lambda number: f"{float(number[0]):.1f}", " ".join(text.split()))
+    return text.replace("xlink:href", "href")

@@ -1,11 +1,14 @@
 """Describe one rollout in words, for the page and for `probe show`. Torch-free."""
 
+import re
 from itertools import dropwhile
 
 from probe.records.records import SampleRecord
 from replay_pools.rollout import Rollout, runs_of
 
-HACKED, CLEAN, UNLABELLED = "hacked", "clean", "unlabelled"  # unlabelled: the log has no label
+# A minus before a number; no hyphen inside a word (`demo-2`) or between numbers.
+_MINUS = re.compile(r"(?<![\w-])-(?=\d)")
+LABELS = {True: "hacked", False: "clean", None: "unlabelled"}
 
 
 def plural(count: int, word: str) -> str:
@@ -15,14 +18,12 @@ def plural(count: int, word: str) -> str:
 
 def signed(value: float | None, digits: int = 3) -> str:
     """Format a signed number with a true minus sign; None gives a dash."""
-    return "\u2013" if value is None else f"{value:+.{digits}f}".replace("-", "\u2212")
+    return "\u2013" if value is None else typeset(f"{value:+.{digits}f}")
 
 
-def label_of(hacked: bool | None) -> str:
-    """Return the word for a label."""
-    if hacked is None:
-        return UNLABELLED
-    return HACKED if hacked else CLEAN
+def typeset(text: str) -> str:
+    """Replace hyphens before numbers and `+-` by true minus and plus-minus signs."""
+    return _MINUS.sub("\u2212", text.replace("+-", "\u00b1"))
 
 
 def question_of(rollout: Rollout) -> str:
@@ -43,7 +44,7 @@ def gist_of(rollout: Rollout, between: str = " \u21b5 ") -> str:
 def labels_of(hacked: bool | None, gt_pass: bool | None) -> list[str]:
     """Return `hacked`, `clean` or `unlabelled`, then `right` or `wrong` if that is known."""
     known = [] if gt_pass is None else ["right" if gt_pass else "wrong"]
-    return [label_of(hacked), *known]
+    return [LABELS[hacked], *known]
 
 
 def tags_of(rollout: Rollout) -> list[str]:

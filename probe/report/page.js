@@ -1,34 +1,22 @@
 "use strict";
 // A link to a place that is folded away opens what is around it.
-{
-  const reveal = () => {
-    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (!target) return;
-    for (let box = target; box; box = box.parentElement) {
-      if (box.tagName === "DETAILS") box.open = true;
-    }
-    target.scrollIntoView();
-  };
-  addEventListener("hashchange", reveal);
-  addEventListener("load", reveal);
-}
-// A button copies each command; where the browser allows no page to write there, it selects the command.
-for (const command of document.querySelectorAll("pre.command")) {
-  const box = Object.assign(document.createElement("div"), { className: "copied" });
-  const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Copy" });
-  command.replaceWith(box);
-  box.append(command, button);
-  button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(command.textContent);
-      button.textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(command);
-      button.textContent = "Selected";
-    }
-    setTimeout(() => { button.textContent = "Copy"; }, 2000);
-  });
-}
+const linked = () => decodeURIComponent(location.hash.slice(1));
+const reveal = () => {
+  const target = document.getElementById(linked());
+  for (let box = target; box; box = box.parentElement) {
+    if (box.tagName === "DETAILS") box.open = true;
+  }
+  target?.scrollIntoView();
+};
+addEventListener("hashchange", reveal);
+addEventListener("load", reveal);
+// A button copies the command before it.
+document.addEventListener("click", async ({ target }) => {
+  if (!target.matches(".copied button")) return;
+  await navigator.clipboard.writeText(target.previousElementSibling.textContent);
+  target.textContent = "Copied";
+  setTimeout(() => { target.textContent = "Copy"; }, 2000);
+});
 // The rollouts: searched, sorted and filtered. probe/report/viewer.py writes their data; a row becomes elements when it
 // is shown, and its texts when it is opened.
 const dataOfRollouts = document.getElementById("rollout-data");
@@ -40,11 +28,10 @@ if (dataOfRollouts) {
   const { runs, rows } = JSON.parse(dataOfRollouts.textContent);
   const viewer = document.querySelector(".viewer");
   const list = viewer.querySelector(".rollouts");
-  const status = viewer.querySelector("[role=status]");
   const more = viewer.querySelector(".more");
   const search = viewer.querySelector("[type=search]");
-  const all = { query: "", label: "", source: "", run: "" };
-  const state = { ...all, sort: viewer.querySelector("[name=sort]").value, shown: FIRST };
+  const filters = [...viewer.querySelectorAll("select:not([name=sort])")];
+  const query = () => search.value.toLowerCase();
 
   // --- elements
 
@@ -60,10 +47,10 @@ if (dataOfRollouts) {
   // Where the query occurs, the text begins a little before it, with the match marked.
   const snippet = (whole) => {
     const oneLine = whole.replace(/\s*\n\s*/g, " \u21b5 ").trim();
-    const at = state.query ? oneLine.toLowerCase().indexOf(state.query) : -1;
+    const at = query() ? oneLine.toLowerCase().indexOf(query()) : -1;
     if (at < 0) return [oneLine.slice(0, SNIPPET)];
     const start = at > 60 ? at - 30 : 0;
-    const end = at + state.query.length;
+    const end = at + query().length;
     const mark = make("mark", {}, oneLine.slice(at, end));
     return [(start ? "\u2026" : "") + oneLine.slice(start, at), mark, oneLine.slice(end, end + SNIPPET)];
   };
@@ -96,11 +83,6 @@ if (dataOfRollouts) {
     return pre;
   };
 
-  const where = (row) => {
-    const run = runs.length > 1 ? `${runs[row.run].name} \u00b7 ` : "";
-    return `${run}step ${row.step} \u00b7 sample ${row.sample} \u00b7 ${row.source}`;
-  };
-
   const opened = (row) => {
     const { scale } = runs[row.run];
     const facts = make("dl", { className: "facts" });
@@ -117,14 +99,16 @@ if (dataOfRollouts) {
 
   const rolloutRow = (row) => {
     const tags = row.tags.map((tag, i) => make("b", { className: i ? "tag" : `tag ${row.label}-tag` }, tag));
+    const run = runs.length > 1 ? `${runs[row.run].name} \u00b7 ` : "";
+    const where = `${run}step ${row.step} \u00b7 sample ${row.sample} \u00b7 ${row.source}`;
     const numbers = `A ${signed(row.advantage, 2)} \u00b7 reward ${Number(row.reward.toFixed(4))}`;
     const summary = make(
       "summary", {},
       make("span", { className: "tags" }, ...tags),
-      make("code", { className: "snippet" }, ...snippet(state.query ? written(row) : row.gist)),
+      make("code", { className: "snippet" }, ...snippet(query() ? written(row) : row.gist)),
       bar(row),
       make("span", { className: "cosine" }, signed(row.cosine, 3)),
-      make("span", { className: "where", title: where(row) }, where(row)),
+      make("span", { className: "where", title: where }, where),
       make("span", { className: "question-of" }, ...snippet(row.question)),
       make("span", { className: "numbers" }, numbers),
     );
@@ -147,79 +131,53 @@ if (dataOfRollouts) {
     advantage: (a, b) => b.advantage - a.advantage,
     tokens: (a, b) => b.tokens - a.tokens,
   };
-  const searched = (row) => {
-    row.searched ??= [written(row), row.question, row.problem].join("\n").toLowerCase();
-    return row.searched;
-  };
+  const searched = (row) => (row.searched ??= [written(row), row.question, row.problem].join("\n").toLowerCase());
   const wanted = (row) =>
-    (!state.label || row.label === state.label) &&
-    (!state.source || row.source === state.source) &&
-    (!state.run || String(row.run) === state.run) &&
-    (!state.query || searched(row).includes(state.query));
+    filters.every(({ name, value }) => !value || String(row[name]) === value) && searched(row).includes(query());
 
   let results = [];
-  const draw = () => {
-    results = rows.filter(wanted).sort(ORDERS[state.sort]);
-    status.textContent = `${results.length} of ${rows.length} rollouts`;
-    list.replaceChildren();
-    extend();
-    search.value = search.value.toLowerCase() === state.query ? search.value : state.query;
-    for (const button of viewer.querySelectorAll("button[data-key]")) {
-      button.setAttribute("aria-pressed", String(state[button.dataset.key] === button.dataset.value));
-    }
-    for (const select of viewer.querySelectorAll("select")) select.value = state[select.name];
-  };
-  const extend = () => {
-    list.append(...results.slice(list.children.length, state.shown).map(rolloutRow));
+  const extend = (count) => {
+    list.append(...results.slice(list.children.length, count).map(rolloutRow));
     const left = results.length - list.children.length;
     more.hidden = left === 0;
     more.textContent = `Show ${Math.min(MORE, left)} of ${left} more`;
   };
-  const change = (changes) => {
-    Object.assign(state, { shown: FIRST }, changes);
-    draw();
+  const draw = (count = FIRST) => {
+    results = rows.filter(wanted).sort(ORDERS[viewer.querySelector("[name=sort]").value]);
+    viewer.querySelector("[role=status]").textContent = `${results.length} of ${rows.length} rollouts`;
+    list.replaceChildren();
+    extend(count);
   };
-  const find = (query) => {
-    if (query !== undefined) change({ ...all, query: query.toLowerCase() });
-    viewer.scrollIntoView();
-    search.focus({ preventScroll: true });
+  const reset = (text) => {
+    for (const field of filters) field.value = "";
+    search.value = text;
   };
 
   // --- what the reader does
 
-  let typing;
-  search.addEventListener("input", () => {
-    clearTimeout(typing);
-    typing = setTimeout(() => change({ query: search.value.toLowerCase() }), 80);
-  });
-  viewer.addEventListener("change", (event) => {
-    if (event.target.tagName === "SELECT") change({ [event.target.name]: event.target.value });
-  });
+  viewer.addEventListener("input", () => draw());
   more.addEventListener("click", () => {
-    state.shown = list.children.length + MORE;
     const first = list.children.length;
-    extend();
-    list.children[first]?.firstChild.focus();
+    extend(first + MORE);
+    list.children[first].firstChild.focus();
   });
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (button?.dataset.key) change({ [button.dataset.key]: button.dataset.value });
-    if (button?.dataset.search) find(button.dataset.search);
-  });
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.target.matches("input, select, textarea")) return;
-    event.preventDefault();
-    find();
+    const text = event.target.closest("button")?.dataset.search;
+    if (text === undefined) return;
+    reset(text);
+    draw();
+    viewer.scrollIntoView();
+    search.focus({ preventScroll: true });
   });
 
   // A link to a rollout shows it, whatever was filtered out.
   const follow = () => {
-    const anchor = decodeURIComponent(location.hash.slice(1));
+    const anchor = linked();
     if (!rows.some((row) => row.anchor === anchor)) return;
-    if (!document.getElementById(anchor)) change({ ...all, shown: rows.length });
-    const there = document.getElementById(anchor);
-    there.open = true;
-    there.scrollIntoView();
+    reset("");
+    draw(rows.length);
+    document.getElementById(anchor).open = true;
+    reveal();
   };
   addEventListener("hashchange", follow);
   draw();

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,29 +14,21 @@ from markupsafe import Markup
 from probe.analysis.formatting import short
 from probe.analysis.verdict.verdict import MOST_CAVEATS
 from probe.report.drawing import Figure
-from probe.report.facts import plural, signed
+from probe.report.facts import plural, signed, typeset
 from probe.report.inputs import slug
 from probe.settings.words import TONES
 from replay_pools.base.terminal import visible
 
-MARKS = {
-    "good": "\u2713",
-    "likely": "\u2248",
-    "bad": "\u2715",
-    "open": "?",
-    "empty": "\u2205",
-}  # shown with the colours
+# Shown with the colours.
+MARKS = {"good": "\u2713", "likely": "\u2248", "bad": "\u2715", "open": "?", "empty": "\u2205"}
 TONE_OF = {str(word): (tone, MARKS[tone]) for tone, words in TONES.items() for word in words}
 OPTIONAL = ("run", "arms", "verdict", "replay", "pushes", "validity", "num_more")  # content that a section may lack
-# Match a minus before a number, but no hyphen inside a word (`demo-2`) or between numbers.
-_MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """One section of the page, with its figures, which are also written as files."""
 
-    id: str
     title: str
     lead: str  # the section's question and how to read the answer
     html: str
@@ -46,7 +37,7 @@ class Section:
 
 def section(title: str, lead: str, template: str, drawings: Sequence[Figure] = (), /, **content: Any) -> Section:
     """Make a section of a template of `templates/`, its content, and all figures in it."""
-    return Section(id=slug(title), title=title, lead=lead, html=render(template, **content), figures=drawings)
+    return Section(title=title, lead=lead, html=render(template, **content), figures=drawings)
 
 
 def render(template: str, **content: Any) -> str:
@@ -62,11 +53,6 @@ def page(title: str, summary: str, sections: Sequence[Section]) -> str:
     policy = "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
     content = {"style": Markup(style), "script": Markup(script), "policy": policy.format(*hashes)}
     return render("page.html", title=title, summary=summary, sections=sections, **content)
-
-
-def typeset(text: str) -> str:
-    """Replace hyphens before numbers and `+-` by true minus and plus-minus signs."""
-    return _MINUS.sub("\u2212", text.replace("+-", "\u00b1"))
 
 
 @cache

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import LinearSegmentedColormap
 from scipy.special import ndtr
 
 from probe.analysis.analyze import Analysis
@@ -39,6 +40,10 @@ REMOVED = {
 MARKS = 200  # per figure; more prompts are thinned evenly
 ROW = 0.37  # inches for a row of marks below its label
 STANDS_OUT = 0.05  # Bonferroni over modules
+# Opacity shows the size, so that the colours are those of the page.
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", [(0, (CLEAN, 1)), (0.5, (CLEAN, 0.04)), (0.5, (HACK, 0.04)), (1, (HACK, 1))], N=21
+)
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
@@ -60,8 +65,13 @@ class Forest(NamedTuple):
     null: str = ""  # legend of the band
     centre: float = 0.0  # value without a signal
     names: Mapping[str, str] = {}  # {estimate: its label}; all others by their own names
+    limits: tuple[float, float] = (
+        -math.inf,
+        math.inf,
+    )  # what lies beyond is cut, and an arrow marks it
 
 
+ANSWERS = Forest("The answers in numbers", "estimate and 95% interval", limits=(-0.5, 1.5))
 FORESTS: Mapping[str, Forest] = {
     "cos_in": Forest(
         "Does the update point toward the hack?", "mean cosine with v_hack, 95%", "95% of random directions"
@@ -77,6 +87,7 @@ FORESTS: Mapping[str, Forest] = {
         "share removed, 95%",
         "up to the 95th percentile of norm-matched shuffled pairs",
         names=REMOVED,
+        limits=(-1.0, 2.0),  # a share of nearly nothing has an interval without end
     ),
     "ceilings": Forest(
         "Does v_hack transfer to held-out kinds of hack?", "mean cosine of a kind with v_hack of the others, 95%"
@@ -84,24 +95,16 @@ FORESTS: Mapping[str, Forest] = {
 }
 
 
-def forest(
-    axes: Axes,
-    rows: Sequence[Row],
-    *,
-    centre: float = 0.0,
-    null: str = "",
-    limits: tuple[float, float] = (-math.inf, math.inf),
-) -> None:
-    """Draw a row for each estimate, with its label above its marks; no line crosses a label.
-
-    What lies beyond the limits is cut; an arrow marks an end or a value there.
-    """
+def forest(axes: Axes, rows: Sequence[Row], shown_as: Forest) -> None:
+    """Draw a row for each estimate, with its label above its marks; no line crosses a label."""
+    limits = shown_as.limits
+    axes.set(title=shown_as.title, xlabel=shown_as.xlabel)
     known = [row for row in rows if row.estimate.value is not None]
     for place, (label, note, row, band, threshold) in enumerate(known):
         low, value, high = row.span
         if band is not None:
             band = np.clip(band, *limits)
-            axes.plot(band, (place, place), color=EDGE, alpha=0.35, lw=8, solid_capstyle="butt", label=null)
+            axes.plot(band, (place, place), color=EDGE, alpha=0.35, lw=8, solid_capstyle="butt", label=shown_as.null)
         if threshold is not None:
             axes.plot([threshold], [place], "|", color=HACK, ms=9, mew=2, ls="none", label="threshold")
         if row.interval is not None:
@@ -113,7 +116,7 @@ def forest(
         marker = "<" if value < limits[0] else ">" if value > limits[1] else "o"
         axes.plot([np.clip(value, *limits)], [place], marker, color=INK, ls="none")
         _write_row(axes, place, label, note)
-    _rows_of(axes, len(known), centre)
+    _rows_of(axes, len(known), shown_as.centre)
 
 
 def answers(axes: Axes, analysis: Analysis) -> None:
@@ -122,10 +125,9 @@ def answers(axes: Axes, analysis: Analysis) -> None:
     for finding in analysis.verdict.asked:
         number = finding.number
         if number is not None and finding.counts_from is not None:
-            note = format(number, ".0%" if finding.name == "removable" else ".2f").replace("-", "\u2212")
+            note = format(number, ".0%" if finding.name == "removable" else ".2f")
             rows.append(Row(QUESTIONS[finding.name], note, number, threshold=finding.counts_from))
-    axes.set(title="The answers in numbers", xlabel="estimate and 95% interval")
-    forest(axes, rows, limits=(-0.5, 1.5))
+    forest(axes, rows, ANSWERS)
     if rows:
         axes.set_xlim(-0.56, 1.56)
 
@@ -138,12 +140,8 @@ def family(axes: Axes, analyses: Sequence[Analysis], name: str) -> None:
             label = shown_as.names.get(row.name, row.arm if name == "cos_in" else row.name) or row.name
             if len(analyses) > 1:
                 label = f"{label_of(analysis)} \u00b7 {label}"
-            note = format(row, FAMILIES[name].form).replace("-", "\u2212")
-            rows.append(Row(label, note, row, band=_band(analysis, name, row)))
-    axes.set(title=shown_as.title, xlabel=shown_as.xlabel)
-    # A share of nearly nothing has an interval without end.
-    limits = (-1.0, 2.0) if name == "removed" else (-math.inf, math.inf)
-    forest(axes, rows, centre=shown_as.centre, null=shown_as.null, limits=limits)
+            rows.append(Row(label, format(row, FAMILIES[name].form), row, band=_band(analysis, name, row)))
+    forest(axes, rows, shown_as)
 
 
 def _band(analysis: Analysis, name: str, row: Estimate) -> tuple[float, float] | None:
@@ -190,33 +188,22 @@ def module_map(axes: Axes, analysis: Analysis) -> None:
     layers = sorted({layer for layer, _ in places.values()})
     kinds = list(dict.fromkeys(kind for _, kind in places.values()))
     largest = max(abs(row.parts["z"]) for row in rows) or 1.0
+    z = np.full((len(kinds), len(layers)), np.nan)
     for row in rows:
-        (layer, kind), z = places[row.name], row.parts["z"]
-        corner = layers.index(layer) - 0.5, kinds.index(kind) - 0.5
-        axes.add_patch(Rectangle(corner, 1, 1, fc=_shade(z / largest), ec=PAPER, lw=1))
+        layer, kind = places[row.name]
+        z[kinds.index(kind), layers.index(layer)] = row.parts["z"]
+    mesh = axes.pcolormesh(z, cmap=SIGNED, vmin=-largest, vmax=largest, edgecolors=PAPER, lw=1)
     strong = [row.name for row in rows if 2 * ndtr(-abs(row.parts["z"])) * len(rows) < STANDS_OUT]
     what = f"{plural(len(strong), 'module')} of {len(rows)} stand out" if strong else "No module stands out"
-    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(len(kinds) - 0.5, -0.5))
     axes.set(title=f"Where in the network? {what}", xlabel="layer", ylabel="module")
     stride = math.ceil(len(layers) / 14)
-    axes.set_xticks(range(0, len(layers), stride), [str(layer) for layer in layers[::stride]])
-    axes.set_yticks(range(len(kinds)), kinds)
+    axes.set_xticks(np.arange(0, len(layers), stride) + 0.5, [str(layer) for layer in layers[::stride]])
+    axes.set_yticks(np.arange(len(kinds)) + 0.5, kinds)
+    axes.invert_yaxis()
     axes.grid(visible=False)
     set_height(axes, 1.3 + 0.22 * len(kinds))
-    bar = axes.inset_axes((1.04, 0, 0.05, 1))
-    for i in range(-10, 11):
-        bar.add_patch(Rectangle((0, i - 0.5), 1, 1, fc=_shade(i / 10), ec="none"))
-    bar.set(ylim=(-10.5, 10.5), xlim=(0, 1), xticks=())
-    bar.set_yticks((-10, 0, 10), [f"\u2212{largest:.1f}", "0", f"+{largest:.1f}"])
-    bar.yaxis.tick_right()
-    bar.set_ylabel("z under shuffled pairs", rotation=270, labelpad=12)
-    bar.yaxis.set_label_position("right")
-    bar.grid(visible=False)
-
-
-def _shade(share: float) -> tuple[str, float]:
-    """Return (colour, opacity) of a share in -1..1."""
-    return (HACK if share > 0 else CLEAN), max(0.04, abs(share))
+    bar = Colorbar(axes.inset_axes((1.04, 0, 0.05, 1)), mesh, ticks=(-largest, 0, largest), format="{x:.1f}")
+    bar.set_label("z under shuffled pairs", rotation=270, labelpad=12)
 
 
 def layer_and_kind(module: str) -> tuple[int, str]:

@@ -9,19 +9,19 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
-from probe.analysis.formatting import TextTable, p_value, rate_text, shown
+from probe.analysis.formatting import TextTable, p_value, shown
 from probe.analysis.statistics.permutation import N2
 from probe.analysis.text_report import all_tables
 from probe.analysis.verdict.trained import judge_arms
-from probe.analysis.verdict.trained_arms import TrainedArm, grouped
+from probe.analysis.verdict.trained_arms import grouped
 from probe.analysis.verdict.verdict import Verdict, effect_and_price
 from probe.report.drawing import Figure, drawn
-from probe.report.facts import CLEAN, HACKED, UNLABELLED
+from probe.report.facts import LABELS
 from probe.report.inputs import Report, label_of
 from probe.report.page import Section, section
 from probe.report.rollouts import RunRollouts
 from probe.report.run_figures import family, figures_of
-from probe.report.trainings import MOST_NAMED, RATES, figures_of_training, rates_of, trained_arms
+from probe.report.trainings import MOST_NAMED, figures_of_training, trained_arms
 from probe.report.viewer import viewer_data
 
 MOST_ARMS = 6  # more arms are shown as counts of verdicts
@@ -93,7 +93,7 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
         "Rates on held-out problems, asked with the hint. Intervals are over seeds and problems; with a single seed "
         "they leave out the variation between seeds."
     )
-    tables = [table for table in (_outcomes(verdicts), _evaluations(arms)) if table.rows]
+    tables = [_outcomes(verdicts)] if verdicts else []
     return section("Training", lead, "figures.html", figures, runs={"": (figures, tables)})
 
 
@@ -106,7 +106,6 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> Section:
     if 0 < num_shown < len(listed):
         words = f"The page has {num_shown} of {len(listed)} rollouts: of each source and label, those with"
         cautions.append(f"{words} coloured tokens and the largest cosines. probe show prints the others.")
-    known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in listed) else [])]
     return section(
         "Rollouts",
         "The number of a row is the cosine of the rollout's part of the update with v_hack.",
@@ -114,7 +113,7 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> Section:
         cautions=cautions,
         data=data if num_shown else "",
         largest_share=largest_share,
-        labels={"": "all", **{name: name for name in known}},
+        labels={"": "every label"} | {word: word for word in LABELS.values()},
         sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in listed},
         runs={"": "every run"} | {str(i): name for i, (name, *_) in enumerate(rollouts_by_run)},
         orders=(COLOURED if 0 < num_coloured < len(listed) else {}) | ORDERS,
@@ -167,14 +166,3 @@ def _outcomes(verdicts: Sequence[Verdict]) -> TextTable:
         rows.append((about["name"], verdict.word, *rates, *effect_and_price(verdict), seeds, verdict.sentence))
     header = ("treatment", "verdict", "hack", "solve", "hacks less, points", "solving lost, points", "seeds", "why")
     return TextTable(name="outcomes", title="Verdict on every treatment", header=header, rows=rows, left=2)
-
-
-def _evaluations(arms: Sequence[TrainedArm]) -> TextTable:
-    rows = []
-    for arm in arms:
-        for seed, run in zip(arm.seeds, arm.runs, strict=True):
-            for step, rates in rates_of(run).items():
-                counts = (str(seed), str(step), str(rates["num_rollouts"]))
-                rows.append((arm.name, arm.arm, *counts, *(rate_text(rates[metric]) for metric in RATES)))
-    header = ("treatment", "arm", "seed", "steps", "rollouts", *RATES)
-    return TextTable(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=2)

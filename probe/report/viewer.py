@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from probe.report.facts import facts_of, gist_of, label_of, question_of, tags_of
+from probe.report.facts import LABELS, facts_of, gist_of, question_of, tags_of
 from probe.report.rollouts import RunRollouts, ShownRollout, to_read_first
 from replay_pools.base.files import dump_json
 from replay_pools.base.terminal import visible
@@ -50,7 +50,7 @@ def _row(shown: ShownRollout, run: int) -> dict[str, Any]:
         "sample": sample.sample_id,
         "source": visible(sample.src_pool),
         "problem": visible(rollout.problem_id),
-        "label": label_of(sample.hacked),
+        "label": LABELS[sample.hacked],
         "tags": [visible(tag) for tag in tags_of(rollout)],
         "reward": sample.reward,
         "advantage": round(sample.advantage, 4),

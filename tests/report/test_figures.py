@@ -12,7 +12,17 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
 from probe.report.drawing import COLORS, HACK, INK, drawn
-from probe.report.run_figures import FIGURES, MARKS, Row, distribution, family, forest, layer_and_kind, module_map
+from probe.report.run_figures import (
+    FIGURES,
+    MARKS,
+    Forest,
+    Row,
+    distribution,
+    family,
+    forest,
+    layer_and_kind,
+    module_map,
+)
 from probe.report.trainings import figures_of_training, trained_arms
 
 
@@ -49,7 +59,7 @@ def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
     for i, v in enumerate(values):
         row = Estimate(name="x", value=v, interval=Interval(low=v - 0.1, high=v + 0.1) if v else None)
         rows.append(Row(f"row {i}", "", row))
-    axes = axes_of(lambda axes: forest(axes, rows, limits=(-0.25, 1.0)))
+    axes = axes_of(lambda axes: forest(axes, rows, Forest("", "", limits=(-0.25, 1.0))))
     marks = [
         (line.get_xdata()[0], line.get_ydata()[0], line.get_marker())
         for line in axes.lines
@@ -59,7 +69,7 @@ def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
     ends = [tuple(line.get_xdata()) for line in axes.lines if line.get_linewidth() == 2]
     assert ends == [pytest.approx(pair) for pair in ((0.2, 0.4), (-0.25, -0.1), (-0.05, 0.15), (1.0, 1.0))]
     assert [text.get_text() for text in axes.texts][::2] == ["row 0", "row 1", "row 3", "row 4"]
-    assert drawn("f", forest, rows[2:3]) is None
+    assert drawn("f", forest, rows[2:3], Forest("", "")) is None
 
 
 def test_a_family_is_drawn_by_its_estimates(analysis: Analysis) -> None:
@@ -80,10 +90,12 @@ def test_the_module_map_has_a_place_for_every_module(z: float, title: str) -> No
     rows = [Estimate(name=m, value=0.0, parts={"z": z if i == 3 else 0.5}) for i, m in enumerate(names)]
     axes = axes_of(module_map, SimpleNamespace(of=lambda family: rows))
     assert [label.get_text() for label in axes.get_yticklabels()] == ["up_proj", "down_proj"]
-    assert len(axes.patches) == 24
+    (mesh,) = axes.collections
+    assert mesh.get_array().shape == (2, 12)
+    assert mesh.get_array()[1, 1] == z
     assert title in axes.get_title(loc="left")
     (bar,) = axes.child_axes
-    assert [label.get_text() for label in bar.get_yticklabels()] == [f"\u2212{z:.1f}", "0", f"+{z:.1f}"]
+    assert [label.get_text() for label in bar.get_yticklabels()] == [f"\u2212{z:.1f}", "0.0", f"{z:.1f}"]
     assert drawn("m", module_map, SimpleNamespace(of=lambda family: [])) is None
     assert layer_and_kind("transformer.h.3.attn.c_attn") == (3, "c_attn")
     assert [layer_and_kind(name) for name in ("lm.head", "0.linear")] == [(-1, "head"), (0, "linear")]

@@ -79,7 +79,7 @@ def test_it_opens_without_a_complaint(opened: Opened, pages: Any, kind: str, wid
 
 @pytest.mark.parametrize("kind", ["replay", "training"])
 def test_every_command_has_a_button_that_copies_it(opened: Opened, kind: str) -> None:
-    """The whole line, without the word on the button; where no page may write there, the line is selected."""
+    """The whole line, without the word on the button."""
     tab = opened(kind)
     tab.ask(OPEN_ALL)
     tab.ask("window.copied = []; navigator.clipboard.writeText = async (text) => { copied.push(text); }")
@@ -91,10 +91,6 @@ def test_every_command_has_a_button_that_copies_it(opened: Opened, kind: str) ->
     assert tab.ask(
         "[...document.querySelectorAll('pre.command')].every(pre => pre.nextElementSibling.tagName == 'BUTTON')"
     )
-    tab.ask("navigator.clipboard.writeText = async () => { throw new Error('no'); }")
-    tab.ask("document.querySelector('.copied button').click()")
-    tab.ask(SETTLED)
-    assert tab.ask("getSelection().toString()").split() == commands[0].split()
     assert tab.problems == []
 
 
@@ -141,13 +137,9 @@ def type_in(tab: Any, words: str) -> None:
     tab.ask(SETTLED)
 
 
-def press(tab: Any, key: str, value: str) -> None:
-    tab.ask(f"document.querySelector('button[data-key={key}][data-value=\"{value}\"]').click()")
-
-
 def choose(tab: Any, name: str, value: str) -> None:
     box = f"document.querySelector('select[name={name}]')"
-    tab.ask(f"{box}.value = {value!r}; {box}.dispatchEvent(new Event('change', {{bubbles: true}}))")
+    tab.ask(f"{box}.value = {value!r}; {box}.dispatchEvent(new Event('input', {{bubbles: true}}))")
 
 
 def test_rows_filters_and_orders_show_what_they_say(opened: Opened, shown: list[ShownRollout]) -> None:
@@ -163,7 +155,7 @@ def test_rows_filters_and_orders_show_what_they_say(opened: Opened, shown: list[
         assert one.rollout.messages[-1]["content"].split("\n")[0] in text
         assert f"{abs(one.sample.cos_S_contrib or 0):.3f}" in text
     for label, source in (("hacked", ""), ("clean", ""), ("clean", "base"), ("hacked", "base"), ("", "")):
-        press(tab, "label", label)
+        choose(tab, "label", label)
         choose(tab, "source", source)
         wanted = [s for s in (one.sample for one in shown) if label in ("", "hacked" if s.hacked else "clean")]
         assert tab.ask(STATUS) == f"{sum(source in ('', s.src_pool) for s in wanted)} of 24 rollouts"
