@@ -118,7 +118,7 @@ class Run:
         """Return a polars.DataFrame."""
         from probe.records.tables import frame_of
 
-        return frame_of(self, table)
+        return frame_of(table, {"samples": self.samples, "steps": self.steps, "evals": self.evals})
 
 
 def out_of(run: Path) -> Path:

@@ -24,8 +24,6 @@ from replay_pools.base.errors import InputError
 if TYPE_CHECKING:
     from polars import DataFrame
 
-    from probe.records.run import Run
-
 TableName = Literal["samples", "steps", "evals"]
 Kind = Literal["int", "float", "bool", "str"]
 FLAGS = ("adv_cap_vacuous",)  # the boolean advantage fields
@@ -80,8 +78,8 @@ def wire_fields(record: type[Record]) -> tuple[Field, ...]:
     return tuple(columns)
 
 
-def frame_of(run: "Run", name: str) -> "DataFrame":
-    """Return the table `samples`, `steps` or `evals` of a run.
+def frame_of(name: str, records: Mapping[str, Sequence[Any]]) -> "DataFrame":
+    """Return the table `samples`, `steps` or `evals` of a run's records, {name: records}.
 
     Types depend on the fields alone, so that tables of several runs can be concatenated.
 
@@ -91,14 +89,14 @@ def frame_of(run: "Run", name: str) -> "DataFrame":
     import polars
 
     if name == "samples":
-        fields, rows = wire_fields(SampleRecord), [sample.to_json() for sample in run.samples]
+        fields, rows = wire_fields(SampleRecord), [sample.to_json() for sample in records[name]]
     elif name == "steps":
-        rows = [step.to_json() for step in run.steps]
+        rows = [step.to_json() for step in records[name]]
         names = dict.fromkeys(name for row in rows for name in row if name.partition("/")[0] in PREFIXED)
         extra = (Field(name, "float", True, "value of the KL term or ratio") for name in names)
         fields = (*wire_fields(StepRecord), *extra)
     elif name == "evals":
-        fields, rows = EVALUATION_FIELDS, _evaluation_rows(run.evals)
+        fields, rows = EVALUATION_FIELDS, _evaluation_rows(records[name])
     else:
         raise InputError("table", expected=f"one of {', '.join(get_args(TableName))}", found=repr(name))
     kinds = {"int": polars.Int64, "float": polars.Float64, "bool": polars.Boolean, "str": polars.String}
