@@ -13,8 +13,10 @@ EXCERPT_CHARS = 12  # of a text that differs from another
 MAX_NAMES = 8  # names listed in one line
 
 
-class InputError(Exception):
+class InputError(ValueError):
     """Bad input from the user or a file. The command line prints it on one line and exits with 2.
+
+    A check inside a dataclass names the field alone: pydantic takes it as a ValueError, and the reader adds the place.
 
     >>> str(InputError("--steps", expected="at most 20", found="30", fix="lower it"))
     '--steps: expected at most 20, found 30; lower it'
@@ -54,27 +56,14 @@ def text_difference(expected: str, actual: str) -> str:
     return f"{actual[i : i + EXCERPT_CHARS]!r} for {expected[i : i + EXCERPT_CHARS]!r} from character {i}"
 
 
-class FieldError(InputError, ValueError):
-    """An invalid value of a dataclass field; the reader of the file adds the place.
-
-    It is a ValueError, so that pydantic reports it with the table of the field.
-
-    Args:
-        field: the field, dotted for an inner table.
-    """
-
-    def __init__(self, field: str, expected: str, found: object) -> None:
-        super().__init__(field, expected=expected, found=str(found))
-
-
-def field_errors(*checks: tuple[object, str, str, object]) -> Iterator[FieldError]:
+def field_errors(*checks: tuple[object, str, str, object]) -> Iterator[InputError]:
     """Yield the errors of the checks (is it wrong, field, expected, found) that fail."""
     for is_wrong, field, expected, found in checks:
         if is_wrong:
-            yield FieldError(field, expected, found)
+            yield InputError(field, expected=expected, found=str(found))
 
 
-class InputErrors(InputError, ValueError):  # noqa: N818 several of them
+class InputErrors(InputError):  # noqa: N818 several of them
     """Several errors at once, at least one; the command line prints each on a separate line.
 
     Args:

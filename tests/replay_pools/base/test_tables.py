@@ -8,7 +8,7 @@ from typing import Literal
 import orjson
 import pytest
 
-from replay_pools.base.errors import FieldError, InputError, InputErrors
+from replay_pools.base.errors import InputError, InputErrors
 from replay_pools.base.tables import Maybe, decode, keys_of, nearest, overlaid, read_toml
 
 
@@ -19,7 +19,7 @@ class Inner:
 
     def __post_init__(self):
         if self.rate is not None and self.rate < 0:
-            raise FieldError("rate", "at least 0", self.rate)
+            raise InputError("rate", expected="at least 0", found=str(self.rate))
         if self.rate == 99:
             raise ValueError("99 and a do not go together")
 
