@@ -16,7 +16,7 @@ from probe.settings.words import ADVANTAGE_EPS, Estimator, Old, Reference, Rewar
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import plain_name
 from replay_pools.base.tables import STRICT, Maybe, decode, setting
-from replay_pools.engines import PLAIN_LAW, law_of
+from replay_pools.pool import PLAIN_LAW, law_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

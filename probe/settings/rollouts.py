@@ -9,9 +9,9 @@ from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import STRICT, Maybe, setting
-from replay_pools.engines import Sampler
 from replay_pools.environments.base import NAMES, Split
 from replay_pools.grading.blocks import default_rule
+from replay_pools.pool import Sampler
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
 
 

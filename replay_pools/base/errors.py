@@ -29,6 +29,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, where: object, *, expected: str, found: str, fix: str = "") -> None:
+        self._errors: tuple[InputError, ...] = ()
         # Foreign text may be of any size.
         self.where, self.expected, self.found, self.fix = cut(str(where)), expected, cut(found), cut(fix)
         text = f"{self.where}: expected {expected}, found {self.found}"
@@ -36,8 +37,8 @@ class InputError(ValueError):
 
     @property
     def errors(self) -> tuple["InputError", ...]:
-        """The single errors in this one: itself."""
-        return (self,)
+        """The single errors in this one: itself, or those that it was made of."""
+        return self._errors or (self,)
 
     def at(self, where: object) -> "InputError":
         """Return the same error at another place."""
@@ -71,13 +72,9 @@ class InputErrors(InputError):  # noqa: N818 several of them
     """
 
     def __init__(self, errors: Sequence[InputError]) -> None:
-        self._errors, first = tuple(errors), errors[0]
+        first = errors[0]
         super().__init__(first.where, expected=first.expected, found=first.found, fix=first.fix)
-
-    @property
-    def errors(self) -> tuple[InputError, ...]:
-        """The single errors in this one."""
-        return self._errors
+        self._errors = tuple(errors)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.errors))
@@ -91,16 +88,13 @@ def refuse(errors: Sequence[InputError]) -> None:
         raise InputErrors(errors)
 
 
-class Faults:
-    """Faults that are collected and raised together.
+class Faults(dict[tuple[Any, str], tuple[InputError, int]]):
+    """Faults that are collected and raised together: {(kind, expected): (the error at its first place, its places)}.
 
     faults = Faults()
     faults.add("log.jsonl line 3 reward", "reward", expected="a number", found="'x'")
     faults.check("log.jsonl")  # raises if anything was added
     """
-
-    def __init__(self) -> None:
-        self._found: dict[Any, tuple[InputError, int]] = {}  # {kind: (the error at its first place, its places)}
 
     def add(self, where: object, kind: object, *, expected: str, found: str, fix: str = "") -> None:
         """Add a fault. Faults with the same `kind` and `expected` count as one fault at several places."""
@@ -108,22 +102,18 @@ class Faults:
 
     def note(self, error: InputError, kind: object, count: int = 1) -> None:
         """Add an error that was raised elsewhere, at `count` places."""
-        first, known = self._found.get((kind, error.expected), (error, 0))
-        self._found[kind, error.expected] = first, known + count
-
-    def __bool__(self) -> bool:
-        """Return True if anything was added."""
-        return bool(self._found)
+        first, known = self.get((kind, error.expected), (error, 0))
+        self[kind, error.expected] = first, known + count
 
     def take(self, others: "Faults") -> None:
         """Add all faults of `others`."""
-        for (kind, _), (error, count) in others._found.items():
+        for (kind, _), (error, count) in others.items():
             self.note(error, kind, count)
 
     def errors(self) -> list[InputError]:
         """Return one error for each fault, at its first place, with the number of the other places."""
         errors: list[InputError] = []
-        for first, count in self._found.values():
+        for first, count in self.values():
             found = first.found + (f" (and {count - 1} more places)" if count > 1 else "")
             errors.append(InputError(first.where, expected=first.expected, found=found, fix=first.fix))
         return errors

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 
 from replay_pools.base.errors import Faults, InputError, cut
-from replay_pools.base.files import dump_json, read_plain
+from replay_pools.base.files import dump_json, parse_json, read_plain
 
 Kind = TypeVar("Kind")
 MAX_SHOWN_CHARS = 200  # of a value in an error
@@ -54,9 +54,8 @@ def word_of(table: Iterable[str]) -> AfterValidator:
 
     def check(word: str) -> str:
         if word not in table:
-            near = nearest(word, table)
-            meant = f"; did you mean {near}?" if near else ""
-            raise InputError("", expected=f"one of {', '.join(table)}", found=f"{word!r}{meant}")
+            fix = f"did you mean {near}?" if (near := nearest(word, table)) else ""
+            raise InputError("", expected=f"one of {', '.join(table)}", found=repr(word), fix=fix)
         return word
 
     return AfterValidator(check)
@@ -99,7 +98,7 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
 
 
 def decode_json(kind: type[Kind], text: bytes, where: object) -> Kind:
-    """Read the dataclass `kind` from one of our own JSON documents. Fast; a repeated key is not noticed.
+    """Read the dataclass `kind` from one of our own JSON documents, fast.
 
     Raises:
         InputError: no JSON; or every unknown or missing key and value of the wrong type.
@@ -107,11 +106,7 @@ def decode_json(kind: type[Kind], text: bytes, where: object) -> Kind:
     try:
         return _adapter(kind).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
-        try:
-            table = orjson.loads(text)
-        except orjson.JSONDecodeError as damage:
-            raise InputError(where, expected="strict JSON", found=str(damage)) from damage
-        _refuse(table, error, where, tuple(keys_of(kind)))
+        _refuse(parse_json(text, where), error, where, tuple(keys_of(kind)))
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
