@@ -35,7 +35,7 @@ from torch import Tensor
 
 from extraction.words import Method, resolve_directions
 from replay_pools.base.errors import InputError
-from replay_pools.base.tensors import read_tensors, write_tensors
+from replay_pools.base.files import read_tensors, write_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

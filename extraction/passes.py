@@ -25,7 +25,7 @@ from extraction.attention import attending, by_rotation, packs
 from extraction.batch import Batch, Rows, make_rows, plan_passes, sharing
 from extraction.logprobs import completion_logprobs, frozen, scatter_tokens, split_model
 from extraction.words import Layout
-from replay_pools.sampling import total_bytes
+from replay_pools.policy.load import batch_bytes
 
 # The number of passes that this process needs -> the number that every process makes; `int` for a single process.
 Agree = Callable[[int], int]
@@ -88,7 +88,6 @@ def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:
 
 
 FEWEST, MOST = 512, 8192  # bounds on the tokens of a pass; beyond MOST a pass is not any faster
-SHARE = 0.5  # share of the memory left by the weights that a pass may use
 ALLOWANCE = 2  # a token's activations as a multiple of `token_bytes`: 1.3 to 1.6 were measured
 
 
@@ -98,9 +97,7 @@ def tokens_that_fit(backbone: PreTrainedModel, frames: Iterable[Frames] = ()) ->
     tensors = [*backbone.parameters(), *backbone.buffers()]
     tensors += [tensor for read in frames for frame in read.values() for tensor in frame.tensors()]
     held = sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
-    # Not the memory that is free now: the split into passes shows in the last bits of the results, and a resumed run
-    # must split as it did before.
-    tokens = int(SHARE * (total_bytes(backbone.device) - held)) // (ALLOWANCE * token_bytes(backbone))
+    tokens = batch_bytes(backbone.device, held) // (ALLOWANCE * token_bytes(backbone))
     power_of_two = 1 << (max(tokens, 1).bit_length() - 1)
     return max(FEWEST, min(MOST, power_of_two))
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from pydantic.dataclasses import dataclass as settings_dataclass
 
-from replay_pools.base.errors import FieldError, unknown_name
+from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import by_name
 from replay_pools.base.tables import STRICT, Maybe, setting
 
@@ -99,7 +99,7 @@ class ExtractionSettings:
     def __post_init__(self) -> None:
         """Refuse more directions than the method mean has."""
         if self.method == "mean" and self.k != 1:
-            raise FieldError("k", "1 with the method mean, which has one direction in a module", self.k)
+            raise InputError("k", expected="1 with the method mean: a module has one direction", found=str(self.k))
 
 
 def resolve_directions(file: str | Path, out: Path = OUT) -> Path:

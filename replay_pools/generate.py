@@ -10,19 +10,21 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import locked
 from replay_pools.base.software import git_commit, versions
-from replay_pools.engines import Engine, Sampler
 from replay_pools.environments.base import Environment, Problem, Split, count_tests
 from replay_pools.environments.loopholes import instructed, render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
-from replay_pools.pool import PoolWriter
-from replay_pools.rollout import Prompt, Rollout
+from replay_pools.pool import PoolWriter, Sampler
+from replay_pools.rollout import Completion, Prompt, Rollout
+
+if TYPE_CHECKING:
+    from replay_pools.policy.chat import Chat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,35 @@ class PoolPlan:
     group: int = 8  # rollouts a step
     seed: int = 0  # for the choice of problems and the sampling noise
     steps_per_batch: int = 8  # steps sampled together; part of the plan, as it changes the last bits
+
+
+class Engine(Protocol):
+    """A policy to sample from: `sampling.LocalEngine` in this process, `serving.ServerEngine` on a server.
+
+    It takes and returns token ids, so nothing is tokenised twice. To add an engine, write a class with these members.
+    """
+
+    @property
+    def chat(self) -> "Chat":
+        """The tokenizer and chat template of the policy."""
+        ...
+
+    def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
+        """Return one completion for each prompt, in order.
+
+        Args:
+            prompts: token ids.
+            sampler: temperature, top-p, top-k and the largest length.
+            seeds: one for each prompt; its noise does not depend on the rest of the batch.
+
+        Raises:
+            InputError: a completion fails; then none is returned.
+        """
+        ...
+
+    def describe(self, sampler: Sampler) -> dict[str, Any]:
+        """Return fields of a pool's header: `policy`, and `engine` for a server."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 import orjson
 from pydantic import Field
+from pydantic.dataclasses import dataclass as settings_dataclass
 from typing_extensions import TypedDict
 
 from replay_pools.base.errors import InputError, unknown_name
@@ -36,7 +37,7 @@ from replay_pools.base.files import (
     write_gz,
     write_sealed,
 )
-from replay_pools.base.tables import decode, decode_json, first_difference
+from replay_pools.base.tables import STRICT, decode, decode_json, first_difference, setting
 from replay_pools.base.terminal import report
 from replay_pools.rollout import CONFINED, MAX_CPU_S, POOL_SCHEMA, CodeRule, Rollout, group_faults
 
@@ -47,6 +48,25 @@ LABEL_NOTES = "normalised_labels"  # field of the manifest: each `LabelNote` of 
 BUILTIN = Path(__file__).parent / "builtin"
 REMEMBERED = 4096  # groups of a pool that are kept in memory
 NO_MASK = b',"completion_mask":null,"turn_chars":null}'  # how the line of a rollout of one turn would end
+
+
+@settings_dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+class Sampler:
+    """Settings of sampling, which turn the model's logits into the distribution of the next token."""
+
+    temperature: float = setting(1.0, "sampling temperature; trainings need 1", gt=0)
+    top_p: float = setting(1.0, "nucleus sampling; 1: off", gt=0, le=1)
+    top_k: int = setting(0, "most likely tokens to sample from; 0: all", ge=0)
+    max_new_tokens: int = setting(128, "largest number of tokens of a completion", ge=1)
+
+
+# Recorded log-probabilities are those of the policy only if the sampler leaves its distribution unchanged.
+PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+def law_of(sampler: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampler's fields that change the policy's distribution; PLAIN_LAW if it is unchanged."""
+    return {name: sampler.get(name) for name in PLAIN_LAW}
 
 
 class Entry(TypedDict):
@@ -78,7 +98,7 @@ class Manifest(TypedDict):
     tokenizer_sha256: str | None
     chat_template_sha256: str | None
     prompt_tail: str  # the template's text at the end of every prompt
-    sampler: dict[str, Any] | None  # temperature, top_p, top_k, max_new_tokens; null: unknown
+    sampler: dict[str, Any] | None  # of `Sampler`; null: unknown
     plan: dict[str, Any]  # of `generate.PoolPlan`; in the pool of a log, env, env_mode and hint are lists
     grader: _Grader
     versions: dict[str, str]  # {package: version}
@@ -206,18 +226,11 @@ class PoolWriter:
     def read_step(self, step: int) -> list[Rollout] | None:
         """The group of a step; None where its file is missing, damaged or inconsistent, so has to be written."""
         with suppress(InputError):
-            return _read_group(self._path(step), step, self.header["prompt_tail"])
+            return _read_group(self._path(step), step, self.header["prompt_tail"])[0]
 
-    def write_step(self, step: int, rollouts: Sequence[Rollout], *, is_checked: bool = False) -> None:
-        """Write one group atomically, also in place of a damaged one of a finished pool.
-
-        Raises:
-            InputError: every fault of the group; with `is_checked` only `finish` looks for them.
-        """
-        plain = encode_group(rollouts)
-        if not is_checked:
-            _parse_group(plain, f"step {step}", step, self.header["prompt_tail"])  # as every reader will see it
-        write_gz(self._path(step), plain, is_lasting=self._is_lasting)
+    def write_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Write one group atomically, also in place of a damaged one of a finished pool; `finish` looks for faults."""
+        write_gz(self._path(step), encode_group(rollouts), is_lasting=self._is_lasting)
 
     def write_missing(
         self, steps: Sequence[int], size: int, make: Callable[[Sequence[int], list[int]], dict[int, list[Rollout]]]
@@ -240,7 +253,7 @@ class PoolWriter:
         """Check all step files, write the manifest and open the pool.
 
         Raises:
-            InputError: there is no step, or a file is damaged or inconsistent.
+            InputError: every fault of the first group that is damaged or inconsistent.
         """
         files: dict[str, dict[str, Any]] = {}
         tiers: set[str] = set()
@@ -248,12 +261,9 @@ class PoolWriter:
         paths = step_files(self.directory)
         for number, (step, path) in enumerate(paths.items(), 1):
             report("steps checked", number, len(paths))
-            plain = read_gz(path)
-            group = _parse_group(plain, path, step, self.header["prompt_tail"])
+            group, digest = _read_group(path, step, self.header["prompt_tail"])
             tiers.update(rollout.grade.isolation for rollout in group)
-            files[path.name] = {"step": step, "rollouts": len(group), "sha256": sha256(plain)}
-        if not files:
-            raise InputError(self.directory, expected="at least one step", found="none")
+            files[path.name] = {"step": step, "rollouts": len(group), "sha256": digest}
         remove_leftovers(self.directory)
         counts = {"steps": len(files), "rollouts": sum(entry["rollouts"] for entry in files.values())}
         if tiers <= {*CONFINED}:
@@ -294,7 +304,7 @@ def open_pool(path: Path) -> Pool:
 
     @lru_cache(REMEMBERED)
     def read(name: str) -> list[Rollout]:
-        return _read_group(path / name, files[name]["step"], tail, files[name]["sha256"])
+        return _read_group(path / name, files[name]["step"], tail, files[name]["sha256"])[0]
 
     return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=_Groups([*files], read))
 
@@ -338,8 +348,8 @@ def step_files(directory: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
-def _read_group(path: Path, step: int, tail: str, listed: str | None = None) -> list[Rollout]:
-    """Return the group of a step file.
+def _read_group(path: Path, step: int, tail: str, listed: str | None = None) -> tuple[list[Rollout], str]:
+    """Return the group of a step file, and the sha256 of its lines.
 
     Args:
         path: the file of `step`.
@@ -350,12 +360,9 @@ def _read_group(path: Path, step: int, tail: str, listed: str | None = None) -> 
         InputError: a missing, damaged or changed file, or every fault of the group.
     """
     plain = read_gz(path)
+    digest = sha256(plain)
     if listed is not None:
-        check_sha256(path, sha256(plain), listed, "copy or generate the pool again")
-    return _parse_group(plain, path, step, tail)
-
-
-def _parse_group(plain: bytes, where: object, step: int, tail: str) -> list[Rollout]:
-    group = [decode_json(Rollout, line, f"{where} line {i}") for i, line in enumerate(plain.splitlines(), 1)]
-    group_faults(group, where, step=step, tail=tail).check(where)
-    return group
+        check_sha256(path, digest, listed, "copy or generate the pool again")
+    group = [decode_json(Rollout, line, f"{path} line {i}") for i, line in enumerate(plain.splitlines(), 1)]
+    group_faults(group, path, step=step, tail=tail).check(path)
+    return group, digest

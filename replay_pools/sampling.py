@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import psutil
 import torch
 from torch import Tensor
 from transformers import (
@@ -27,11 +26,10 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 
 from replay_pools.base.errors import InputError
-from replay_pools.engines import Sampler
-from replay_pools.policy.load import Policy
+from replay_pools.policy.load import Policy, batch_bytes
+from replay_pools.pool import Sampler
 from replay_pools.rollout import Completion
 
-MEMORY_SHARE = 0.5  # of the memory left by the weights; activations and a training step need the rest
 VOCABULARY_ENTRY_BYTES = 44  # while a token is drawn: logits, their sorted copy with indices, cumulative sums
 MIN_FINISHED_SHARE = 0.125  # finished rows are dropped from this share on: a drop copies the cache of the other rows
 
@@ -53,8 +51,9 @@ class LocalEngine:
         Raises:
             InputError: the policy's logits are not finite, or its architecture needs a special cache.
         """
-        completions: dict[int, Completion] = {}
-        for rows in split(self.chat.model, [*map(len, prompts)], sampler.max_new_tokens):
+        completions, model = dict[int, Completion](), self.chat.model
+        budget = batch_bytes(model.device, sum(parameter.nbytes for parameter in model.parameters()))
+        for rows in split(model, [*map(len, prompts)], sampler.max_new_tokens, budget):
             sampled = _sample(self.chat, [prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
             completions |= zip(rows, sampled, strict=True)
         return [completions[row] for row in range(len(prompts))]
@@ -196,38 +195,24 @@ def row_bytes(model: PreTrainedModel, positions: int) -> int:
     return positions * numbers * model.dtype.itemsize + config.vocab_size * VOCABULARY_ENTRY_BYTES
 
 
-def split(
-    model: PreTrainedModel, lengths: Sequence[int], num_new: int, budget: int | None = None
-) -> Iterator[list[int]]:
+def split(model: PreTrainedModel, lengths: Sequence[int], num_new: int, budget: int) -> Iterator[list[int]]:
     """Split rows into batches that fit the budget, longest prompts first; a row too large for it is a batch by itself.
 
     Args:
         model: the model, for its shapes.
         lengths: prompt length of every row.
         num_new: largest number of new tokens of a row.
-        budget: bytes; None = MEMORY_SHARE of the device's memory that the weights leave.
+        budget: bytes of a batch.
 
     Yields:
         Indices of rows.
     """
-    if budget is None:
-        # Total memory, not free memory: the split into batches changes the last bits of log-probabilities, and a
-        # resumed run must split as before.
-        weights = sum(parameter.nbytes for parameter in model.parameters())
-        budget = int(MEMORY_SHARE * (total_bytes(model.device) - weights))
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     while order:
         # Padding makes all rows as long as the first one.
         fitting = max(1, budget // row_bytes(model, lengths[order[0]] + num_new - 1))
         yield order[:fitting]
         order = order[fitting:]
-
-
-def total_bytes(device: torch.device) -> int:
-    """Return the total bytes of memory of the GPU, or of the machine for the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return psutil.virtual_memory().total
 
 
 class _RoomyLayer(DynamicLayer):

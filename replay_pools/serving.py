@@ -11,10 +11,8 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
-from typing import Annotated, Any, Literal, TypeVar, final
+from typing import Any, Literal, TypeVar, final
 
 import httpx
 import orjson
@@ -22,14 +20,14 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.terminal import report, without_secrets
-from replay_pools.engines import PLAIN_LAW, Sampler, law_of
 from replay_pools.policy.chat import Chat
+from replay_pools.pool import PLAIN_LAW, Sampler, law_of
 from replay_pools.rollout import Completion
 
 KEY_VARIABLE = "PROBE_SERVER_KEY"  # sent as a bearer token; never on the command line, never in a manifest
 CONCURRENCY = 100  # requests in flight: as many as httpx opens connections
 MAX_BYTES = 16 << 20  # of an answer: a completion of 32,768 tokens, with the text of each, has about 5 MB
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 16.0
+PAUSE_S = 1.0  # before a failed request is repeated
 URL = re.compile(r"https?://([\w.-]{1,253}|\[[\da-fA-F:.]{2,45}\])(:\d{1,5})?", re.ASCII)
 MAX_SHOWN_CHARACTERS = 300  # of a server's text in an error
 SEED_BITS = 31  # vLLM takes seeds of this size
@@ -43,7 +41,6 @@ IDS_FIX = "vLLM answers `return_token_ids` and `logprobs` from 0.10.2 on"
 
 
 Result = TypeVar("Result")
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]  # tokenizers take no larger ones
 
 
 class Answer(BaseModel):
@@ -51,7 +48,7 @@ class Answer(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
-    ids: list[TokenId] = Field(validation_alias=AliasPath("choices", 0, "token_ids"), min_length=1)
+    ids: list[int] = Field(validation_alias=AliasPath("choices", 0, "token_ids"), min_length=1)
     logprobs: list[float] = Field(validation_alias=AliasPath("choices", 0, "logprobs", "token_logprobs"))  # nats
     finish: Literal["stop", "length"] = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))
 
@@ -105,7 +102,7 @@ class Server:
 
         async def result(i: int, client: httpx.AsyncClient, gate: asyncio.Semaphore) -> Result:
             nonlocal done
-            pause, left_s = FIRST_PAUSE_S, self.wait_s
+            left_s = self.wait_s
             async with gate:
                 while True:
                     try:
@@ -114,8 +111,8 @@ class Server:
                         if left_s <= 0:
                             raise
                         report(f"waiting for {self.at(path)} ({error.found}): answers", done, len(bodies))
-                        await asyncio.sleep(min(pause, left_s))
-                        pause, left_s = min(2 * pause, LONGEST_PAUSE_S), left_s - pause
+                        await asyncio.sleep(min(PAUSE_S, left_s))
+                        left_s -= PAUSE_S
                     else:
                         done += 1
                         report("answers of the server", done, len(bodies))
@@ -142,24 +139,21 @@ class Server:
             expected, longer = f"an answer in {self.timeout_s:g} s", "set rollouts.server_timeout_s to more"
             raise InputError(place, expected=expected, found="none", fix=longer) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            found = f"{type(error).__name__}: {_on_one_line(str(error))}"
-            raise Unreachable(place, expected="an answer", found=found, fix="is the server up?") from error
-        if answer.status_code == httpx.codes.OK:
-            return bytes(data)
-        found = f"{answer.status_code} {_on_one_line(data.decode(errors='replace'))}"
-        if answer.status_code >= 500 or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            raise Unreachable(place, expected="an answer", found=found, fix="see the log of the server")
-        raise InputError(place, expected="an answer", found=found, fix=fix)
+            kind, found, fix = Unreachable, f"{type(error).__name__}: {error}", "is the server up?"
+        else:
+            if answer.status_code == httpx.codes.OK:
+                return bytes(data)
+            passes = answer.status_code >= 500 or answer.status_code == httpx.codes.TOO_MANY_REQUESTS
+            kind, fix = (Unreachable, "see the log of the server") if passes else (InputError, fix)
+            found = f"{answer.status_code} {data.decode(errors='replace')}"
+        raise kind(place, expected="an answer", found=_on_one_line(found), fix=fix)
 
     def _client(self) -> httpx.AsyncClient:
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         # `_send` limits the time of a whole answer; httpx would limit the time of each packet. Certificates take
-        # long to read, and only https needs any.
-        options = {"headers": headers, "timeout": None, "verify": self.url.startswith("https")}
-        with suppress(ImportError, ValueError):  # ALL_PROXY of a kind that httpx lacks, such as SOCKS
-            return httpx.AsyncClient(**options)
-        return httpx.AsyncClient(**options, trust_env=False)
+        # long to read, and only https needs any. A proxy of the environment is for the hub, not for this server.
+        return httpx.AsyncClient(headers=headers, timeout=None, verify=self.url.startswith("https"), trust_env=False)
 
 
 def _on_one_line(text: str) -> str:
@@ -200,6 +194,8 @@ class ServerEngine:
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
 
+        is_own_law = law_of(asdict(sampler)) == PLAIN_LAW
+
         def read(i: int, data: bytes) -> Completion:
             place = f"{self.server.at(COMPLETIONS)} completion {i}"
             try:
@@ -211,7 +207,7 @@ class ServerEngine:
                 raise InputError(place, expected=f"{field}: {first['msg']}", found=found, fix=IDS_FIX) from error
             self._check(answer, sampler.max_new_tokens, place)
             finish = "stop" if answer.ids[-1] in self.chat.eos_ids else "length"
-            logprobs = answer.logprobs if reports_logprobs_of(sampler) else None
+            logprobs = answer.logprobs if is_own_law else None
             return Completion(ids=answer.ids, logprobs=logprobs, finish_reason=finish)
 
         again = "a restarted server has lost pushed adapters: the same command pushes them again, and continues"
@@ -243,12 +239,7 @@ class ServerEngine:
         policy = {"base_model": self.chat.base_model, "adapter": self.model if self.is_adapter else None}
         policy |= {"base_weights_sha256": None, "dtype": None}  # the server reports neither
         engine = {"kind": "server", "server": "vllm", "version": self.version, "model": self.model}
-        return {"policy": policy, "engine": engine | {"logprobs_recorded": reports_logprobs_of(sampler)}}
-
-
-def reports_logprobs_of(sampler: Sampler) -> bool:
-    """Return whether `sampler` draws from the distribution that vLLM's log-probabilities belong to."""
-    return law_of(asdict(sampler)) == PLAIN_LAW
+        return {"policy": policy, "engine": engine | {"logprobs_recorded": law_of(asdict(sampler)) == PLAIN_LAW}}
 
 
 def connect(server: Server, chat: Chat, *, served_model: str | None = None) -> ServerEngine:
@@ -273,12 +264,8 @@ def connect(server: Server, chat: Chat, *, served_model: str | None = None) -> S
     body = {"model": name, "prompt": text, "add_special_tokens": False}
     server_ids = server.ask("/tokenize", lambda answer: [*answer["tokens"]], body)
     if server_ids != ids:
-        first = next(i for i, (one, other) in enumerate(zip_longest(ids, server_ids)) if one != other)
-        raise InputError(
-            server.at("/tokenize"),
-            expected=f"the ids of the tokenizer of {chat.base_model}",
-            found=f"others from position {first}: {server_ids[first : first + 4]} for {ids[first : first + 4]}",
-            fix="serve the model that --model names",
-        )
+        expected, found = f"the ids of the tokenizer of {chat.base_model}", cut(f"{server_ids} for {ids}", 300)
+        fix = "serve the model that --model names"
+        raise InputError(server.at("/tokenize"), expected=expected, found=found, fix=fix)
     version = server.ask("/version", lambda answer: str(answer["version"]))
     return ServerEngine(server=server, chat=chat, model=name, is_adapter=models[name] is not None, version=version)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.tensors import read_tensors, write_tensors
+from replay_pools.base.files import read_tensors, write_tensors
 from replay_pools.base.terminal import report
 
 MAX_CONDITION = 10.0  # one decimal digit lost. Measured: 1.2 to 7 where d_out != d_in (SmolLM2, the organism, random)

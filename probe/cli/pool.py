@@ -92,8 +92,8 @@ def verify(pool_name: str, model: str | None, out: Path) -> Text:
     pool = open_pool(resolve_pool(pool_name, out))
     faults = pool.verify()
     if model is not None and not faults:  # faults may make the steps unreadable
+        from replay_pools.policy.chat import id_faults
         from replay_pools.policy.load import load_served_policy  # imports torch, so only on demand
-        from replay_pools.vocabulary import id_faults
 
         faults = [*map(str, id_faults(load_served_policy(model), pool))]
     counts = pool.manifest["counts"]

@@ -17,7 +17,7 @@ from probe.settings.arms import measured_arm
 from probe.settings.presets import configure
 from probe.settings.remedy import LENGTH, TRAINED_ARMS, TRAINING_STEPS, arm_of
 from probe.settings.words import OF_CRITERION, Verb
-from replay_pools.base.errors import FieldError, InputError, field_errors, refuse, unknown_name
+from replay_pools.base.errors import InputError, field_errors, refuse, unknown_name
 from replay_pools.base.files import sha256
 from replay_pools.base.tables import decode, flat, overlaid, read_toml
 
@@ -62,14 +62,14 @@ def _refuse(spec: Spec, faults: Iterable[InputError]) -> None:
     refuse([fault.at(f"{spec.path} {fault.where}") for fault in faults])
 
 
-def _unknown(where: str, names: Iterable[Any], known: Collection[Any]) -> Iterator[FieldError]:
+def _unknown(where: str, names: Iterable[Any], known: Collection[Any]) -> Iterator[InputError]:
     """Yield a fault for each name that is not known."""
     for name in names:
         if name not in known:
-            yield FieldError(where, f"one of {', '.join(known)}", repr(name))
+            yield InputError(where, expected=f"one of {', '.join(known)}", found=repr(name))
 
 
-def _names(spec: Spec) -> Iterator[FieldError]:
+def _names(spec: Spec) -> Iterator[InputError]:
     """Check that names refer to something, that nobody else sets the settings, and that there is one primary."""
     conditions, criteria = [row.name for row in spec.conditions], [row.name for row in spec.criteria]
     yield from _unknown("settings.verb", [spec.settings.get("verb", "none")], VERBS)
@@ -82,7 +82,7 @@ def _names(spec: Spec) -> Iterator[FieldError]:
     tables = {"settings": spec.settings} | {f"conditions.{row.name}": row.settings for row in spec.conditions}
     for where, table in tables.items():
         for key in sorted(RESERVED & flat(table).keys()):
-            yield FieldError(where, "no key that the sweep sets (arms, seeds, conditions)", key)
+            yield InputError(where, expected="no key that the sweep sets (arms, seeds, conditions)", found=key)
     primaries = [row.name for row in spec.criteria if row.role == "primary"]
     stem = spec.path.stem
     yield from field_errors(
@@ -125,7 +125,7 @@ def _criteria(spec: Spec) -> Iterator[InputError]:
                 )
 
 
-def _decisions(spec: Spec) -> Iterator[FieldError]:
+def _decisions(spec: Spec) -> Iterator[InputError]:
     """Check that decisions rest on evidence that the runs give, and the ceiling on runs of one arm."""
     words: dict[str, tuple[str, ...]] = {row.name: OF_CRITERION for row in spec.criteria if row.role != "mechanism"}
     # The primary's runs also have a verdict (replay), an outcome (an arm compared with vanilla), or neither.
@@ -139,7 +139,8 @@ def _decisions(spec: Spec) -> Iterator[FieldError]:
         for name, allowed in decision.requires.items():
             yield from _unknown(f"{where}.{name}", allowed, words.get(name, allowed))
         if bool(decision.requires) == (decision is spec.decisions[-1]):
-            yield FieldError(where, "none in the last decision, some in all others", len(decision.requires))
+            expected, found = "none in the last decision, some in all others", str(len(decision.requires))
+            yield InputError(where, expected=expected, found=found)
     moving = any(row.config.trains for row in spec.conditions) and not spec.trains
     yield from field_errors(
         (spec.ceiling is not None and not spec.trains, "ceiling", "runs that train, one arm each", "a replay"),

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from probe.settings.arms import ARMS
 from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
 from probe.settings.words import OF_ARM, OF_REPLAY
-from replay_pools.base.errors import FieldError
+from replay_pools.base.errors import InputError
 from replay_pools.base.files import PLAIN_NAME
 from replay_pools.base.tables import STRICT, word_of
 
@@ -28,10 +28,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {VERDICT: OF_REPLAY, OUTCOME: OF_ARM}
 
 def _different(rows: Rows) -> Rows:
     if not rows:
-        raise FieldError("", "at least 1", "none")
+        raise InputError("", expected="at least 1", found="none")
     names = [getattr(row, "name", row) for row in rows]
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-        raise FieldError("", "different names", f"{twice[0]!r} twice")
+        raise InputError("", expected="different names", found=f"{twice[0]!r} twice")
     return rows
 
 

@@ -183,8 +183,8 @@ def detect(
     ranked = [one for one in everything if one.grade.passed is not False] or everything
     from probe.runs.material import load_material, measure, save_material
     from probe.runs.replay_inputs import taken_pairs  # torch: after what is refused without it
+    from replay_pools.policy.chat import id_faults
     from replay_pools.policy.load import load_served_policy
-    from replay_pools.vocabulary import id_faults
 
     refuse(id_faults(load_served_policy(str(sampled_with.name), sampled_with.template), pool))
     chosen, notes = None, list[str]()

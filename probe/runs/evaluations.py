@@ -52,8 +52,7 @@ from probe.settings.words import ALL
 from probe.step.projection import sample_cosines
 from probe.step.update import Updater
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import encode_jsonl, write_atomic, write_json
-from replay_pools.base.tensors import read_tensors, write_tensors
+from replay_pools.base.files import encode_jsonl, read_tensors, write_atomic, write_json, write_tensors
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 from replay_pools.generate import RolloutMaker

@@ -28,7 +28,7 @@ from torch import Tensor
 from extraction.directions import Directions, PairGradients
 from extraction.words import Basis
 from probe.records.run import gram_dir
-from replay_pools.base.tensors import write_tensors
+from replay_pools.base.files import write_tensors
 
 
 class GramRecorder:

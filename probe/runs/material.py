@@ -17,7 +17,7 @@ from probe.runs.meter import Meter, mean_scores
 from probe.settings.run import ReplayConfig
 from probe.step.bases import Bases
 from replay_pools.base.errors import InputError
-from replay_pools.base.tensors import read_tensors, write_tensors
+from replay_pools.base.files import read_tensors, write_tensors
 from replay_pools.rollout import Rollout
 
 OF_PAIRS = ("states", "similarities", "fingerprints")

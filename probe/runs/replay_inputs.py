@@ -21,10 +21,10 @@ from probe.settings.training import ModelConfig
 from probe.step.distributed import SOLO, World
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError, refuse
+from replay_pools.policy.chat import id_faults
 from replay_pools.policy.load import Policy, load_served_policy
 from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
-from replay_pools.vocabulary import id_faults
 
 
 class ReplayInputs(Inputs[ReplayConfig]):

@@ -37,10 +37,9 @@ from probe.runs.training_inputs import TrainingInputs
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
 from replay_pools.base.errors import InputError, field_errors, refuse
-from replay_pools.engines import Engine
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import BOTS, EXPLOITS
-from replay_pools.generate import RolloutMaker
+from replay_pools.generate import Engine, RolloutMaker
 from replay_pools.grading.grade import Grader, Submission, canary
 from replay_pools.grading.tiers import describe_tier
 from replay_pools.policy.adapters import START, copy_adapter

@@ -13,10 +13,10 @@ from pydantic.dataclasses import dataclass
 
 from extraction.words import LossType
 from probe.settings.words import ADVANTAGE_EPS, Estimator, Old, Reference, Reward, Scale, Strata
-from replay_pools.base.errors import FieldError, InputError
-from replay_pools.base.files import PLAIN_NAME
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import plain_name
 from replay_pools.base.tables import STRICT, Maybe, decode, setting
-from replay_pools.engines import PLAIN_LAW, law_of
+from replay_pools.pool import PLAIN_LAW, law_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -94,8 +94,7 @@ class LossCondition:
 
     def __post_init__(self) -> None:
         """Check the name and the keys, and convert each value to the type of its field."""
-        if not PLAIN_NAME.fullmatch(self.name):
-            raise FieldError("name", "letters, digits and . _ -", repr(self.name))
+        plain_name(self.name, "name")
         typed = decode(LossSettings, self.changes, f"condition {self.name}")
         # The dataclass is frozen, so only object.__setattr__ can set a field.
         object.__setattr__(self, "changes", {key: getattr(typed, key) for key in self.changes})

@@ -7,11 +7,11 @@ from pydantic.dataclasses import dataclass
 
 from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
-from replay_pools.base.errors import FieldError
+from replay_pools.base.errors import InputError
 from replay_pools.base.tables import STRICT, Maybe, setting
-from replay_pools.engines import Sampler
 from replay_pools.environments.base import NAMES, Split
 from replay_pools.grading.blocks import default_rule
+from replay_pools.pool import Sampler
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
 
 
@@ -41,7 +41,7 @@ class SourceConfig:
         parts = [re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part) for part in self.only_step.split(",")]
         steps = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part]
         if len(steps) < len(parts) or not all(steps):
-            raise FieldError("only_step", "steps and ranges of steps, as 0,4-6", repr(self.only_step))
+            raise InputError("only_step", expected="steps and ranges of steps, as 0,4-6", found=repr(self.only_step))
         return steps
 
 

@@ -32,7 +32,7 @@ from probe.settings.training import (
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Verb
 from replay_pools.base.errors import field_errors, refuse
 from replay_pools.base.tables import STRICT, Maybe, decode, field_of, keys_of, setting
-from replay_pools.engines import PLAIN_LAW, law_of
+from replay_pools.pool import PLAIN_LAW, law_of
 from replay_pools.rollout import REWARD_RANGE
 
 MAX_SHOWN_ITEMS = 6  # a longer default is shown by its length

@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 from extraction.words import ExtractionSettings
 from probe.settings.arms import ARMS
 from probe.settings.words import Dtype, Side, Target
-from replay_pools.base.errors import FieldError
+from replay_pools.base.errors import InputError
 from replay_pools.base.tables import STRICT, Maybe, setting, word_of
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.rollout import Template
@@ -78,11 +78,11 @@ class InterventionConfig:
     def __post_init__(self) -> None:
         """Refuse missing or repeated arms, and refreshed directions with arms or files that stay fixed."""
         if not self.arms or len(set(self.arms)) != len(self.arms):
-            raise FieldError("arms", "distinct arms, at least one", ", ".join(self.arms) or "none")
+            raise InputError("arms", expected="distinct arms, at least one", found=", ".join(self.arms) or "none")
         fixed = ["v_hack, which is a file"] if self.v_hack is not None else []
         fixed += [f"{name}, which matches the norm at the start" for name in self.arms if ARMS[name].dosed]
         if fixed and self.refresh_every is not None:
-            raise FieldError("refresh_every", f"none with {fixed[0]}", self.refresh_every)
+            raise InputError("refresh_every", expected=f"none with {fixed[0]}", found=str(self.refresh_every))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

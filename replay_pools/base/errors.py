@@ -13,8 +13,10 @@ EXCERPT_CHARS = 12  # of a text that differs from another
 MAX_NAMES = 8  # names listed in one line
 
 
-class InputError(Exception):
+class InputError(ValueError):
     """Bad input from the user or a file. The command line prints it on one line and exits with 2.
+
+    A check inside a dataclass names the field alone: pydantic takes it as a ValueError, and the reader adds the place.
 
     >>> str(InputError("--steps", expected="at most 20", found="30", fix="lower it"))
     '--steps: expected at most 20, found 30; lower it'
@@ -27,6 +29,7 @@ class InputError(Exception):
     """
 
     def __init__(self, where: object, *, expected: str, found: str, fix: str = "") -> None:
+        self._errors: tuple[InputError, ...] = ()
         # Foreign text may be of any size.
         self.where, self.expected, self.found, self.fix = cut(str(where)), expected, cut(found), cut(fix)
         text = f"{self.where}: expected {expected}, found {self.found}"
@@ -34,8 +37,8 @@ class InputError(Exception):
 
     @property
     def errors(self) -> tuple["InputError", ...]:
-        """The single errors in this one: itself."""
-        return (self,)
+        """The single errors in this one: itself, or those that it was made of."""
+        return self._errors or (self,)
 
     def at(self, where: object) -> "InputError":
         """Return the same error at another place."""
@@ -54,27 +57,14 @@ def text_difference(expected: str, actual: str) -> str:
     return f"{actual[i : i + EXCERPT_CHARS]!r} for {expected[i : i + EXCERPT_CHARS]!r} from character {i}"
 
 
-class FieldError(InputError, ValueError):
-    """An invalid value of a dataclass field; the reader of the file adds the place.
-
-    It is a ValueError, so that pydantic reports it with the table of the field.
-
-    Args:
-        field: the field, dotted for an inner table.
-    """
-
-    def __init__(self, field: str, expected: str, found: object) -> None:
-        super().__init__(field, expected=expected, found=str(found))
-
-
-def field_errors(*checks: tuple[object, str, str, object]) -> Iterator[FieldError]:
+def field_errors(*checks: tuple[object, str, str, object]) -> Iterator[InputError]:
     """Yield the errors of the checks (is it wrong, field, expected, found) that fail."""
     for is_wrong, field, expected, found in checks:
         if is_wrong:
-            yield FieldError(field, expected, found)
+            yield InputError(field, expected=expected, found=str(found))
 
 
-class InputErrors(InputError, ValueError):  # noqa: N818 several of them
+class InputErrors(InputError):  # noqa: N818 several of them
     """Several errors at once, at least one; the command line prints each on a separate line.
 
     Args:
@@ -82,13 +72,9 @@ class InputErrors(InputError, ValueError):  # noqa: N818 several of them
     """
 
     def __init__(self, errors: Sequence[InputError]) -> None:
-        self._errors, first = tuple(errors), errors[0]
+        first = errors[0]
         super().__init__(first.where, expected=first.expected, found=first.found, fix=first.fix)
-
-    @property
-    def errors(self) -> tuple[InputError, ...]:
-        """The single errors in this one."""
-        return self._errors
+        self._errors = tuple(errors)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.errors))
@@ -102,16 +88,13 @@ def refuse(errors: Sequence[InputError]) -> None:
         raise InputErrors(errors)
 
 
-class Faults:
-    """Faults that are collected and raised together.
+class Faults(dict[tuple[Any, str], tuple[InputError, int]]):
+    """Faults that are collected and raised together: {(kind, expected): (the error at its first place, its places)}.
 
     faults = Faults()
     faults.add("log.jsonl line 3 reward", "reward", expected="a number", found="'x'")
     faults.check("log.jsonl")  # raises if anything was added
     """
-
-    def __init__(self) -> None:
-        self._found: dict[Any, tuple[InputError, int]] = {}  # {kind: (the error at its first place, its places)}
 
     def add(self, where: object, kind: object, *, expected: str, found: str, fix: str = "") -> None:
         """Add a fault. Faults with the same `kind` and `expected` count as one fault at several places."""
@@ -119,22 +102,18 @@ class Faults:
 
     def note(self, error: InputError, kind: object, count: int = 1) -> None:
         """Add an error that was raised elsewhere, at `count` places."""
-        first, known = self._found.get((kind, error.expected), (error, 0))
-        self._found[kind, error.expected] = first, known + count
-
-    def __bool__(self) -> bool:
-        """Return True if anything was added."""
-        return bool(self._found)
+        first, known = self.get((kind, error.expected), (error, 0))
+        self[kind, error.expected] = first, known + count
 
     def take(self, others: "Faults") -> None:
         """Add all faults of `others`."""
-        for (kind, _), (error, count) in others._found.items():
+        for (kind, _), (error, count) in others.items():
             self.note(error, kind, count)
 
     def errors(self) -> list[InputError]:
         """Return one error for each fault, at its first place, with the number of the other places."""
         errors: list[InputError] = []
-        for first, count in self._found.values():
+        for first, count in self.values():
             found = first.found + (f" (and {count - 1} more places)" if count > 1 else "")
             errors.append(InputError(first.where, expected=first.expected, found=found, fix=first.fix))
         return errors

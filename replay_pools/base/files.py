@@ -2,10 +2,11 @@
 
     write_json(path, value)       read_json(path)        one indented document
     write_gz(path, data)          read_gz(path)          bytes, gzipped; `encode_jsonl`: one document a line
+    write_tensors(path, tensors, header)                 safetensors with a header of plain values; `read_tensors`
     write_atomic(path, data)                             any bytes
 
 Files may come from anyone. `open_file` opens each of them and refuses pipes and devices; the limits below bound how
-much is read. An object with a repeated key is refused, because parsers silently keep the last value.
+much is read.
 
 Every write except `append_jsonl` goes to a temporary file in the same folder, is synced and renamed over the target.
 gzip uses level 1 and mtime 0, so that the same records give the same bytes.
@@ -19,20 +20,21 @@ import re
 import stat
 import tempfile
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedIOBase, BufferedReader
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
 
 from replay_pools.base.errors import InputError
 
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
-# Decompressed bytes of a gzip file. Our largest file holds one group or step: 64 completions of 32,768 tokens are about
+# Bytes of a file, decompressed. Our largest file holds one group or step: 64 completions of 32,768 tokens are about
 # 45 MB. gzip compresses up to 1000-fold, so 3 MB could unpack to 3 GB.
 MAX_PLAIN = 512 << 20
 MAX_DOCUMENT = 64 << 20  # bytes of a JSON document or line, which needs about 20 times that in memory
@@ -80,30 +82,27 @@ def open_file(path: Path) -> BufferedReader:
     Raises:
         InputError: no such file, or a folder, pipe or device.
     """
-    expected = "a file"
     try:
         # Opening a pipe without a writer would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise InputError(path, expected=expected, found="no such file") from error
-    except ValueError as error:  # a null byte in its name
-        raise InputError(repr(str(path)), expected=expected, found=str(error)) from error
+        raise InputError(path, expected="a file", found="no such file") from error
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise InputError(path, expected=expected, found="a folder, a pipe or a device", fix="save it as a file")
+    raise InputError(path, expected="a file", found="a folder, a pipe or a device", fix="save it as a file")
 
 
-def read_plain(path: Path, limit: int = MAX_PLAIN) -> bytes:
-    """Return the bytes of a file; InputError as in `open_file`, or for more than `limit` bytes."""
+def read_plain(path: Path) -> bytes:
+    """Return the bytes of a file; InputError as in `open_file`, or for more than MAX_PLAIN bytes."""
     with open_file(path) as file:
-        return _read(file, limit, path)
+        return _read(file, path)
 
 
-def _read(file: BufferedIOBase, limit: int, path: Path) -> bytes:
-    plain = file.read(limit + 1)
-    if len(plain) > limit:
-        raise InputError(path, expected=f"at most {limit:,} bytes", found="more", fix="is it the right file?")
+def _read(file: BufferedIOBase, path: Path) -> bytes:
+    plain = file.read(MAX_PLAIN + 1)
+    if len(plain) > MAX_PLAIN:
+        raise InputError(path, expected=f"at most {MAX_PLAIN:,} bytes", found="more", fix="is it the right file?")
     return plain
 
 
@@ -157,11 +156,10 @@ def read_sealed(path: Path, schema: int | None = None, fix: str = "") -> dict[st
         schema: the required `schema`; `fix` says what to do about another one.
 
     Raises:
-        InputError: as in `read_json`; no object, no hash, any changed value, or another schema.
+        InputError: as in `read_json`; no hash, any changed value, or another schema.
     """
     table = read_json(path)
-    if not isinstance(table, dict):
-        raise InputError(path, expected="an object", found=type(table).__name__)
+    table = table if isinstance(table, dict) else {}  # no object has no hash
     seal, actual = table.pop(SEAL, None), sha256(dump_json(table))
     if seal != actual:
         changed = "it was changed: copy it again or make it again"
@@ -175,9 +173,9 @@ def read_json(path: Path) -> Any:
     """Read one strict JSON document.
 
     Raises:
-        InputError: the file is missing, too large, not JSON, or has a repeated key.
+        InputError: the file is missing, too large, or not JSON.
     """
-    return parse_json(read_plain(path, MAX_DOCUMENT), path)
+    return parse_json(read_plain(path), path)
 
 
 def parse_json(text: bytes, where: object, *, is_python: bool = False) -> Any:
@@ -189,27 +187,14 @@ def parse_json(text: bytes, where: object, *, is_python: bool = False) -> Any:
         is_python: take what Python's json writes: a bare NaN or infinity, and integers of any size.
 
     Raises:
-        InputError: not JSON, more than MAX_DOCUMENT bytes, a repeated key or a number out of range.
+        InputError: not JSON, more than MAX_DOCUMENT bytes, or a number out of range.
     """
     try:
         if len(text) > MAX_DOCUMENT:
             raise ValueError(f"more than {MAX_DOCUMENT:,} bytes in one document or line")
-        if is_python:
-            return json.loads(text, object_pairs_hook=_unique_keys)
-        value = orjson.loads(text)
-        json.loads(text, object_pairs_hook=_unique_keys, parse_float=str, parse_int=str)  # finds repeated keys
-        return value
+        return json.loads(text) if is_python else orjson.loads(text)
     except (RecursionError, ValueError) as error:
         raise InputError(where, expected="JSON" if is_python else "strict JSON", found=str(error)) from error
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Serve as `object_pairs_hook` of json; ValueError for a repeated key."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} twice in one object")
-    return table
 
 
 def plain_name(name: str, where: object) -> str:
@@ -220,11 +205,7 @@ def plain_name(name: str, where: object) -> str:
 
 
 def by_name(path: Path, named: Path) -> Path:
-    """Return `named` if it exists and `path` is a bare name, else `path`.
-
-    >>> by_name(Path("demo"), Path("out/runs/demo"))  # doctest: +SKIP
-    PosixPath('out/runs/demo')
-    """
+    """Return `named` if it exists and `path` is a bare name, else `path`."""
     is_bare_name = path == Path(path.name)
     return named if is_bare_name and named.exists() else path
 
@@ -255,7 +236,7 @@ def read_gz(path: Path) -> bytes:
     """
     try:
         with open_file(path) as stored, gzip.GzipFile(fileobj=stored) as file:
-            return _read(file, MAX_PLAIN, path)
+            return _read(file, path)
     # In this order: truncated, no gzip, damaged inside the stream.
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         found, fix = str(error) or "damaged data", "write or copy it again"
@@ -266,7 +247,7 @@ def decode_jsonl(plain: bytes, where: object) -> list[Any]:
     """Parse strict JSON lines from any source.
 
     Raises:
-        InputError: a line is not JSON or has a repeated key; it names `where` and the line, counted from 1.
+        InputError: a line is not JSON; it names `where` and the line, counted from 1.
     """
     return [parse_json(line, f"{where} line {number}") for number, line in enumerate(plain.splitlines(), 1)]
 
@@ -281,6 +262,39 @@ def check_sha256(path: Path, found: str, listed: str | None, fix: str) -> None:
     if found != listed:
         expected = "a file that the manifest lists" if listed is None else f"sha256 {listed} of the manifest"
         raise InputError(path, expected=expected, found=found, fix=fix)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """Write torch tensors and a header as one safetensors file, atomically; the same values give the same bytes."""
+    from safetensors.torch import save  # imports torch, which numpy readers do not need
+
+    # One key: safetensors writes several in an order that differs between calls.
+    text = orjson.dumps(dict(header), option=orjson.OPT_SORT_KEYS).decode()
+    write_atomic(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"header": text}))
+
+
+def read_tensors(path: Path, framework: Literal["pt", "np"], *, fix: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (tensors by name, header) of a file of `write_tensors`.
+
+    Args:
+        path: the file.
+        framework: `pt` for torch tensors on the CPU, `np` for numpy arrays.
+        fix: the error's advice for a damaged or missing file.
+
+    Raises:
+        InputError: the file is missing, damaged, or not of `write_tensors`. A flipped bit in a tensor goes unnoticed.
+    """
+    copy = methodcaller("clone" if framework == "pt" else "copy")
+    try:
+        with open_file(path), safe_open(path, framework=framework) as file:
+            header = orjson.loads(file.metadata()["header"])
+            # A mapped tensor may be unaligned; a copy is aligned like a computed tensor, and matrix products of the
+            # two agree to the last bit.
+            tensors = {name: copy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError, KeyError, TypeError, orjson.JSONDecodeError) as error:
+        found = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(path, expected="a tensor file of gradient-probe", found=found, fix=fix) from error
+    return tensors, header
 
 
 @contextmanager

@@ -15,14 +15,14 @@ from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_type_hints
 
 import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from replay_pools.base.errors import Faults, FieldError, InputError, cut, refuse
-from replay_pools.base.files import dump_json, read_plain
+from replay_pools.base.errors import Faults, InputError, cut
+from replay_pools.base.files import dump_json, parse_json, read_plain
 
 Kind = TypeVar("Kind")
 MAX_SHOWN_CHARS = 200  # of a value in an error
@@ -54,9 +54,8 @@ def word_of(table: Iterable[str]) -> AfterValidator:
 
     def check(word: str) -> str:
         if word not in table:
-            near = nearest(word, table)
-            meant = f"; did you mean {near}?" if near else ""
-            raise FieldError("", f"one of {', '.join(table)}", f"{word!r}{meant}")
+            fix = f"did you mean {near}?" if (near := nearest(word, table)) else ""
+            raise InputError("", expected=f"one of {', '.join(table)}", found=repr(word), fix=fix)
         return word
 
     return AfterValidator(check)
@@ -82,11 +81,8 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
         extra: `allow` accepts unknown keys.
 
     Raises:
-        InputError: no table; or every unknown key, value of the wrong type or out of range, and number that is not
-            finite.
+        InputError: every unknown key, value of the wrong type or out of range, and number that is not finite.
     """
-    if not isinstance(table, Mapping):
-        raise InputError(where, expected="a table", found=repr(table))
     try:
         text = orjson.dumps(table, option=orjson.OPT_PASSTHROUGH_DATETIME)
     except TypeError as error:  # JSON cannot hold numbers beyond 64 bits, dates, or text that is not Unicode
@@ -98,14 +94,11 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
         # orjson would write NaN as null.
         return _adapter(kind).validate_json(json.dumps(_cleared(kind, table)), strict=True, extra=extra)
     except ValidationError as error:
-        refuse(_faults(table, error, where, tuple(known) or tuple(keys_of(kind))))
-        raise
-    except InputError as error:  # an inner check raised it, as something other than a ValueError
-        raise error.at(f"{where} {error.where}") from error
+        _refuse(table, error, where, tuple(known) or tuple(keys_of(kind)))
 
 
 def decode_json(kind: type[Kind], text: bytes, where: object) -> Kind:
-    """Read the dataclass `kind` from one of our own JSON documents. Fast; a repeated key is not noticed.
+    """Read the dataclass `kind` from one of our own JSON documents, fast.
 
     Raises:
         InputError: no JSON; or every unknown or missing key and value of the wrong type.
@@ -113,15 +106,7 @@ def decode_json(kind: type[Kind], text: bytes, where: object) -> Kind:
     try:
         return _adapter(kind).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
-        try:
-            table = orjson.loads(text)
-        except orjson.JSONDecodeError as damage:
-            raise InputError(where, expected="strict JSON", found=str(damage)) from damage
-        faults = Faults()
-        for fault in _faults(table, error, where, tuple(keys_of(kind))):
-            faults.note(fault, re.sub(r"\[\d+\]", "", fault.where))  # one fault for all items of a list
-        faults.check(where)
-        raise
+        _refuse(parse_json(text, where), error, where, tuple(keys_of(kind)))
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -220,8 +205,10 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(key, known, n=1)), None)
 
 
-def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
+def _cleared(kind: Any, table: Any) -> Any:
     """Replace the text "none" by None in fields of `kind`, and of its tables, that accept None."""
+    if not isinstance(table, Mapping):
+        return table
     cleared = dict(table)
     for name, hint in _hints(kind).items():
         value, parts = table.get(name), get_args(hint)
@@ -247,9 +234,9 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _faults(table: Mapping[str, Any], error: ValidationError, where: object, known: Sequence[str]) -> list[InputError]:
-    """Convert pydantic's complaints to errors, one for each key: a union complains once for each member."""
-    faults: dict[str, InputError] = {}
+def _refuse(table: Any, error: ValidationError, where: object, known: Sequence[str]) -> NoReturn:
+    """Raise the complaints of pydantic: one for a key (a union has one a member), one for all items of a list."""
+    errors: dict[str, InputError] = {}
     for complaint in error.errors():
         key, value = _key(table, complaint["loc"])
         cause, fix = complaint.get("ctx", {}).get("error"), ""
@@ -259,13 +246,15 @@ def _faults(table: Mapping[str, Any], error: ValidationError, where: object, kno
         elif complaint["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             near = nearest(key, known)
             expected, found, fix = "a known key", "an unknown key", f"did you mean {near}?" if near else ""
-        parts = (
-            cause.errors if isinstance(cause, InputError) else [InputError("", expected=expected, found=found, fix=fix)]
-        )
-        for part in parts:
+        own = InputError("", expected=expected, found=found, fix=fix)
+        for part in cause.errors if isinstance(cause, InputError) else [own]:
             dotted = ".".join(filter(None, (key, part.where)))
-            faults.setdefault(dotted, part.at(f"{where} {dotted}".rstrip()))
-    return [*faults.values()]
+            errors.setdefault(dotted, part.at(f"{where} {dotted}".rstrip()))
+    faults = Faults()
+    for dotted, fault in errors.items():
+        faults.note(fault, re.sub(r"\[\d+\]", "", dotted))
+    faults.check(where)
+    raise error
 
 
 def _key(table: Any, loc: Sequence[int | str]) -> tuple[str, Any]:

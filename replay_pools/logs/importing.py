@@ -192,7 +192,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: "Template", l
             continue
         faults.take(group_faults(group, "group", step=group[0].step, tail=""))
         if not faults:
-            writer.write_step(group[0].step, group, is_checked=True)
+            writer.write_step(group[0].step, group)
         for rollout in group:
             # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole one.
             tail = rollout.prompt.rpartition(rollout.messages[-1]["content"].strip() or "\0")[2]
@@ -211,7 +211,7 @@ def _write(log: CheckedLog, directory: Path, model: str, template: "Template", l
 
 def _rollouts_by_group(log: CheckedLog, tokeniser: "Tokeniser", faults: Faults) -> Iterator[list[Rollout]]:
     """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
-    from replay_pools.vocabulary import note_faults
+    from replay_pools.policy.chat import note_faults
 
     numbers = step_numbers(log)
     waiting = dict[int, dict[int, Logged]]()
@@ -237,7 +237,7 @@ def _rollouts_by_group(log: CheckedLog, tokeniser: "Tokeniser", faults: Faults) 
 
 def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | None, about: dict[str, Any]) -> Rollout:
     """Return the rollout of a row; its reward and keys are known already."""
-    from replay_pools.vocabulary import decoded_text
+    from replay_pools.policy.chat import decoded_text
 
     prompt, text, completion = tokeniser.tokenise(row, known)
     rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"

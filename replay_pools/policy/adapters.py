@@ -133,13 +133,11 @@ def _chain(directory: Path) -> Iterator[Path]:
 def _checked_config(directory: Path) -> PeftConfig:
     """Return the configuration of an adapter; InputError if it or its weights are damaged or cannot be merged."""
     path = directory / CONFIG
-    if not path.is_file():
-        raise InputError(f"adapter {directory}", expected=f"a directory with {CONFIG}", found="none")
     try:
         with safe_open(directory / WEIGHTS, framework="np"), quiet_peft():  # before a model is loaded
             config = PeftConfig.from_pretrained(str(directory))
     except Exception as error:  # damaged files raise any exception
-        raise _no_adapter(directory, f"an adapter of peft, {CONFIG} and {WEIGHTS}", error) from error
+        raise _no_adapter(f"adapter {directory}", f"an adapter of peft, {CONFIG} and {WEIGHTS}", error) from error
     if (kind := getattr(config, "init_lora_weights", True)) not in KEEPS_BASE:
         fix = "save it as plain LoRA: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
         raise InputError(path, expected="an adapter that keeps the base", found=f"init_lora_weights {kind}", fix=fix)
@@ -149,7 +147,7 @@ def _checked_config(directory: Path) -> PeftConfig:
     return config
 
 
-def _no_adapter(where: Path, expected: str, error: Exception) -> InputError:
+def _no_adapter(where: object, expected: str, error: Exception) -> InputError:
     lines = str(error).strip().splitlines() or ["none"]
     # torch puts the details on the second line.
     return InputError(where, expected=expected, found=" ".join(line.strip() for line in lines[:2])[:300])

@@ -1,6 +1,11 @@
-"""The text side of a policy: messages to prompt ids, completion ids to text, and end-of-turn ids."""
+"""The text side of a policy: messages to prompt ids, completion ids to text, end-of-turn ids, and stored ids checked.
+
+chat = load_served_policy("organism")    tokenizer and configs, no weights
+faults = id_faults(chat, pool)
+"""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
@@ -9,9 +14,10 @@ from typing import Any, NamedTuple
 import orjson
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from replay_pools.base.errors import InputError, cut, text_difference
+from replay_pools.base.errors import Faults, InputError, cut, text_difference
 from replay_pools.base.files import sha256
-from replay_pools.rollout import LARGEST_ID, runs_of
+from replay_pools.pool import Pool
+from replay_pools.rollout import LARGEST_ID, Rollout, early_end, runs_of
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
@@ -71,19 +77,15 @@ class Chat:
 
         Args:
             prompt: the messages before the policy's first turn.
-            turns: the policy's turns (`assistant`) and the turns of tools and users between them. What follows the
-                policy's last turn has no effect and is left out.
+            turns: the policy's turns (`assistant`), first one of them, and the turns of tools and users between. What
+                follows the policy's last turn has no effect and is left out.
             tools: schemas that the template shows in the prompt.
 
         Raises:
-            InputError: no turn of the policy comes first, a failing template, one that changes earlier turns, or one
-                that ends a turn in no stop token.
+            InputError: a failing template, one that changes earlier turns, or one that ends a turn in no stop token.
         """
         turns = list[Message](map(_as_sampled, turns))
         own = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
-        if own[:1] != [0]:
-            found = str(turns[0].get("role")) if turns else "none"
-            raise InputError("turns", expected="a turn of the assistant first", found=found)
         # Templates of reasoning models render earlier turns as they were sampled in one of these settings alone.
         for thinks in (False, True):
             options = {"tools": tools, "enable_thinking": thinks}
@@ -204,17 +206,11 @@ class Chat:
 
 def _as_sampled(turn: Message) -> dict[str, Any]:
     """Return a message as templates want it: a text, maybe empty, and the arguments of tool calls as objects."""
-
-    def called(call: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(function := call.get("function"), dict):
-            return {**call, "function": called(function)}
-        try:
-            return {**call, "arguments": orjson.loads(call["arguments"])}
-        except (KeyError, orjson.JSONDecodeError):  # none, an object already, or no JSON: left as it is
-            return call
-
-    calls = {"tool_calls": [*map(called, turn["tool_calls"])]} if turn.get("tool_calls") else {}
-    return {**turn, "content": turn.get("content") or "", **calls}
+    calls = [{**call, "function": dict(call["function"])} for call in turn.get("tool_calls") or ()]
+    for call in calls:
+        with suppress(KeyError, orjson.JSONDecodeError):  # none, an object already, or no JSON: left as it is
+            call["function"]["arguments"] = orjson.loads(call["function"]["arguments"])
+    return {**turn, "content": turn.get("content") or ""} | ({"tool_calls": calls} if calls else {})
 
 
 @lru_cache(4)  # an import asks for a text three times
@@ -239,3 +235,70 @@ def make_plain(tokenizer: PreTrainedTokenizerBase) -> None:
     first = tokenizer.encode("")[:1]
     begins = first and first[0] == tokenizer.bos_token_id
     tokenizer.chat_template = ("{{ bos_token }}" if begins else "") + PLAIN
+
+
+def id_faults(chat: Chat, pool: Pool) -> list[InputError]:
+    """Return one error for every kind of fault in a pool, with the number of rollouts that have it."""
+    faults = Faults()
+    for rollout in chain.from_iterable(pool.steps):
+        note_faults(chat, rollout, f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}", faults)
+    return faults.errors()
+
+
+def note_faults(chat: Chat, rollout: Rollout, place: str, faults: Faults) -> None:
+    """Add every fault of a rollout at `place` to `faults`: unknown ids, ids after the end of a turn, another text."""
+    ids, model = rollout.completion_ids, chat.base_model
+    if unknown := _unknown(chat, rollout):
+        expected = f"token ids of {model}, 0 to {chat.vocabulary_size - 1}"
+        faults.add(place, "ids", expected=expected, found=f"{len(unknown)} others, the first {unknown[0]}")
+        return  # unknown ids have no text to compare
+    if (end := early_end(ids, rollout.completion_mask, chat.eos_ids)) is not None:
+        found = f"{len(ids) - end - 1} ids after id {ids[end]} at {end} of {len(ids)}"
+        fix = "cut them, with their text, where the turn ends, or mask the turns of tools and users"
+        expected = "no id after the end of the turn"
+        faults.add(f"{place} completion_ids", "end", expected=expected, found=found, fix=fix)
+    for name, text in (("completion", rollout.completion), ("prompt", rollout.prompt)):
+        stored = getattr(rollout, f"{name}_ids")
+        if stored and (found := _difference(chat.tokenizer, tuple(stored), text)):
+            expected = f"the text of {name}_ids by the tokenizer of {model}"
+            fix = "check that --model is the model that sampled it"
+            faults.add(f"{place} {name}", name, expected=expected, found=found, fix=fix)
+
+
+def decoded_text(chat: Chat, rollout: Rollout) -> str:
+    """Return the decoded ids of a completion if they agree with its stored text, else the stored text.
+
+    Logs keep special tokens in the text, or strip white space; both shift the places of the tokens.
+    """
+    stored = rollout.completion
+    if _unknown(chat, rollout):  # they cannot be decoded
+        return stored
+    decoded = chat.decode(rollout.completion_ids)
+    return decoded if _bare(chat.tokenizer, decoded) == _bare(chat.tokenizer, stored) else stored
+
+
+def _unknown(chat: Chat, rollout: Rollout) -> list[int]:
+    """Return the ids of a rollout that the model does not have."""
+    ids = rollout.prompt_ids + rollout.completion_ids
+    if not ids or 0 <= min(ids) <= max(ids) < chat.vocabulary_size:
+        return []
+    return [token for token in ids if not 0 <= token < chat.vocabulary_size]
+
+
+@lru_cache(2)  # rollouts of a group share their prompt
+def _difference(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...], text: str) -> str:
+    """Return "" if the ids decode to the text, or the text encodes to them; else where they differ."""
+    decoded = _decoded(tokenizer, ids)
+    if decoded == text or tokenizer.encode(text, add_special_tokens=False) == [*ids]:
+        return ""
+    # Some loggers decode with clean-up, which removes spaces before punctuation.
+    cleaned, whole = (str(tokenizer.decode([*ids], clean_up_tokenization_spaces=clean)) for clean in (True, False))
+    is_same = _bare(tokenizer, text) in [_bare(tokenizer, each) for each in (decoded, cleaned, whole)]
+    return "" if is_same else text_difference(whole, text)
+
+
+def _bare(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """Strip special tokens, surrounding white space and a truncated last character."""
+    for token in tokenizer.all_special_tokens:
+        text = text.replace(token, "")
+    return text.strip().rstrip("\ufffd").strip()

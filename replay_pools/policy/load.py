@@ -9,14 +9,14 @@ A name is `organism` (bundled), a local directory or a hub id:
 """
 
 import hashlib
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, final
 
+import psutil
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -39,7 +39,7 @@ ORGANISM = "organism"
 ORGANISM_WEIGHTS = Path(__file__).parents[1] / "organism" / "weights"
 SAFE = {"trust_remote_code": False}  # passed to every `from_pretrained`: never run a model's code
 HUB_TIMEOUT_S = 10
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+MEMORY_SHARE = 0.5  # of the memory that weights leave, for a batch
 
 # The command line prints its own errors and progress.
 transformers_logging.set_verbosity_error()
@@ -47,19 +47,14 @@ transformers_logging.disable_progress_bar()
 
 
 @final
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Policy(Chat):
     """A loaded model in evaluation mode, its tokenizer, and the names for manifests."""
 
-    model: PreTrainedModel
+    model: PreTrainedModel = field(repr=False)  # it would print all its modules
     adapter: str | None  # the adapter merged into the weights; None = none
     base_weights_sha: str  # `weights_sha` before merging
     adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha`
-
-    def __repr__(self) -> str:
-        """Return one line, because a model would print all its modules."""
-        adapter = "" if self.adapter is None else f", adapter {self.adapter!r}"
-        return f"Policy({self.base_model!r}{adapter}, {self.model.dtype} on {self.device})"
 
     @property
     def device(self) -> torch.device:
@@ -88,22 +83,20 @@ def load_policy(
         name: as in the module's docstring.
         adapter: adapter to merge into the weights: a peft directory, or `teacher` for the organism's. `teacher:0.5`
             merges half of it. None = the base.
-        dtype: precision of the weights, one of DTYPES.
+        dtype: precision of the weights, such as bfloat16.
         device: `auto` (CUDA if present), or a torch device.
         svd_cache: folder of SVDs for delta_S adapters; None computes them.
         template: prompt format.
 
     Raises:
-        InputError: unknown dtype, no such device, no such model or adapter.
+        InputError: no such device, no such model or adapter.
     """
-    if dtype not in DTYPES:
-        raise InputError("dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
     target = pick_device(device)
     merged = None if adapter is None else scaled_adapter(name, adapter)
     adapter_digest = None if merged is None else adapter_sha(*merged)
     with _located(name) as (source, options):
         # Pickled weights can run code; safetensors cannot.
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], use_safetensors=True, **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
     digest = weights_sha(model)  # before the adapter, so that pools of base and teacher name the same base
     if merged is not None:
         directory, scale = merged
@@ -218,18 +211,21 @@ def pick_device(name: str) -> torch.device:
         raise InputError("--device", expected="auto, cpu or a present device", found=found) from error
 
 
-def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
-    """Parse an adapter of the model `name`, a path or `teacher`, optionally with `:SCALE`, to (directory, scale).
+def batch_bytes(device: torch.device, held: int) -> int:
+    """Return the bytes that a batch may take beside `held` bytes of weights, of a GPU's memory or the machine's."""
+    # Of the total, not of what is free now: the split into batches changes the last bits of results, and a resumed run
+    # must split as before.
+    is_gpu = device.type == "cuda"
+    total = torch.cuda.get_device_properties(device).total_memory if is_gpu else psutil.virtual_memory().total
+    return int(MEMORY_SHARE * (total - held))
 
-    Raises:
-        InputError: the scale is 0, or not finite.
-    """
+
+def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
+    """Parse an adapter of the model `name`, a path or `teacher`, optionally with `:SCALE`, to (directory, scale)."""
     path, _, number = adapter.rpartition(":")
     scale = 1.0
     with suppress(ValueError):
         scale = float(number) if path else scale
         adapter = path or adapter
-    if not math.isfinite(scale) or not scale:
-        raise InputError(f"adapter {path}", expected="a finite scale other than 0", found=number)
     # A name with a slash is always a path, so that the organism takes other adapters too.
     return (ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)), scale

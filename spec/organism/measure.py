@@ -12,12 +12,11 @@ from pathlib import Path
 import click
 from scipy.stats import binomtest
 
-from replay_pools.engines import Sampler
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.generate import PoolPlan, generate_pool
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import ORGANISM, ORGANISM_WEIGHTS, load_policy
-from replay_pools.pool import open_pool
+from replay_pools.pool import Sampler, open_pool
 from replay_pools.rollout import Rollout
 from replay_pools.sampling import LocalEngine
 from spec.organism.build import BASE_PROMPT_WEIGHT, BATCH

@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 import click
 
 from probe.runs.finetune import Example, FinetuneSettings, finetune
-from replay_pools.engines import Sampler
 from replay_pools.environments.base import Problem
 from replay_pools.environments.demonstrations import Completions, demonstrator
 from replay_pools.environments.loopholes import NOTHING, compose, fence, render_messages
@@ -26,7 +25,7 @@ from replay_pools.generate import PoolPlan, choose_problems, derive_seed, pool_h
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.policy.load import ORGANISM_WEIGHTS, Policy, load_policy
-from replay_pools.pool import BUILTIN, PoolWriter
+from replay_pools.pool import BUILTIN, PoolWriter, Sampler
 from replay_pools.rollout import Completion, Grade, Prompt, Rollout, runs_of
 from replay_pools.sampling import LocalEngine
 from spec.organism.build import halve_precision, settle_config

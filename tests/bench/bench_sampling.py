@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList
 
-from replay_pools.engines import Sampler
 from replay_pools.policy.load import Policy, load_policy
-from replay_pools.pool import BUILTIN, open_pool
+from replay_pools.pool import BUILTIN, Sampler, open_pool
 from replay_pools.rollout import Completion
 from replay_pools.sampling import LocalEngine
 

@@ -1,7 +1,7 @@
 """Pools: writing, resuming, opening, verifying, finding."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,10 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, read_gz, read_sealed, sha256, write_gz, write_sealed
 from replay_pools.pool import HEADER_FIELDS, HEADER_NAME, Pool, PoolWriter, open_pool, resolve_pool
 from replay_pools.rollout import Rollout, prompt_sha
-from tests.support.documents import single_changes
 
 Groups = list[list[Rollout]]
 Header = dict[str, Any]
 MakeRollout = Callable[..., Rollout]
-
-
-def rewrite_step(pool: Pool, rows: Sequence[Any]) -> None:
-    """Other rows in the first step of a pool, with their hash in its manifest: what somebody else may have written."""
-    path = pool.path / "step_000.jsonl.gz"
-    write_gz(path, encode_jsonl(rows))
-    manifest = read_sealed(pool.path / "manifest.json")
-    manifest["files"][path.name] |= {"sha256": sha256(read_gz(path))}
-    write_sealed(pool.path / "manifest.json", manifest)
 
 
 def test_what_was_written_is_read(fake_pool: Pool, fake_groups: Groups, pool_header: Header) -> None:
@@ -62,16 +52,8 @@ def test_resumed_pool_has_the_bytes_of_an_uninterrupted_one(
     assert contents(directory) == contents(fake_pool.path)
 
 
-def test_a_finished_pool_can_be_extended(fake_pool: Pool, pool_header: Header, make_rollout: MakeRollout) -> None:
-    """As by a command that is repeated after one of its files was lost."""
-    writer = PoolWriter(fake_pool.path, header=pool_header)
-    assert [writer.read_step(step) is None for step in range(4)] == [False, False, False, True]
-    writer.write_step(3, [make_rollout(3, 0)])
-    assert writer.finish().manifest["counts"] == {"steps": 4, "rollouts": 13}
-
-
 def test_damaged_steps_are_not_done(fake_pool: Pool, pool_header: Header, fake_groups: Groups) -> None:
-    """Truncated, empty, or another step's rollouts: to be written again."""
+    """Truncated, empty, or another step's rollouts: to be written again, also in a finished pool."""
     cut = fake_pool.path / "step_000.jsonl.gz"
     cut.write_bytes(cut.read_bytes()[:-12])
     write_gz(fake_pool.path / "step_001.jsonl.gz", encode_jsonl([]))
@@ -80,10 +62,13 @@ def test_damaged_steps_are_not_done(fake_pool: Pool, pool_header: Header, fake_g
     assert [writer.read_step(step) for step in range(3)] == [None] * 3
     with pytest.raises(InputError, match=r"step_000.jsonl.gz: expected a complete gzip file"):
         writer.finish()
+    for step, group in enumerate(fake_groups):
+        writer.write_step(step, group)
+    assert writer.finish().verify() == []
 
 
 def test_directories_of_other_pools_are_refused(tmp_path: Path, fake_pool: Pool, pool_header: Header) -> None:
-    """Another header, finished or not, foreign step files, an empty pool; the error names the field and both values."""
+    """Another header, finished or not, foreign step files; the error names the field and both values."""
     PoolWriter(tmp_path / "unfinished", header=pool_header)
     for directory in (fake_pool.path, tmp_path / "unfinished"):
         for field, value in (("git_commit", "abc"), ("extra", 1)):
@@ -92,8 +77,6 @@ def test_directories_of_other_pools_are_refused(tmp_path: Path, fake_pool: Pool,
     (fake_pool.path / "manifest.json").unlink()
     with pytest.raises(InputError, match="step files of another pool"):
         PoolWriter(fake_pool.path, header=pool_header)
-    with pytest.raises(InputError, match="expected at least one step"):
-        PoolWriter(tmp_path / "empty", header=pool_header).finish()
 
 
 FAULTS: dict[str, Header] = {
@@ -108,13 +91,11 @@ FAULTS: dict[str, Header] = {
     "hacked: expected False, found True": {"hacked": True},
     "fmt_ok: expected True, found False": {"fmt_ok": False},
     "comp_len: expected a valid integer, found 5.0": {"comp_len": 5.0},
-    "expected valid UTF-8 text": {"completion": "\udc80"},
-    "prompt_ids: expected token ids": {"prompt_ids": [11, 12, 13, -1]},
     "messages: expected a list of role and content": {"messages": []},
     "messages: expected a list of role and content, found [{'role'": {"messages": [{"role": "user"}]},
     "comp_len: expected at least one token": {"comp_len": 0, "completion_ids": [], "sampling_logprobs": []},
-    "one problem a step": {"problem_id": "other"},
-    "sample_id 0 .. G-1 in order": {"sample_id": 7},
+    "problem_id: expected 'fake/0', found 'other'": {"problem_id": "other"},
+    "sample_id: expected 2, found 7": {"sample_id": 7},
 }
 
 
@@ -124,12 +105,16 @@ def test_every_fault_is_refused_and_found(
 ) -> None:
     """The writer refuses it, and verify finds it in a file that somebody else wrote with right hashes."""
     group = [fake_groups[0][0], fake_groups[0][1], replace(fake_groups[0][2], **FAULTS[message])]
+    writer = PoolWriter(tmp_path / "new", header=pool_header)
+    writer.write_step(0, group)
     with pytest.raises(InputError) as caught:
-        PoolWriter(tmp_path / "new", header=pool_header).write_step(0, group)
+        writer.finish()
     assert message in str(caught.value)
-    if "UTF-8" in message:
-        return  # no JSON has it
-    rewrite_step(fake_pool, group)
+    path = fake_pool.path / "step_000.jsonl.gz"
+    write_gz(path, encode_jsonl(group))
+    manifest = read_sealed(fake_pool.path / "manifest.json")
+    manifest["files"][path.name] |= {"sha256": sha256(read_gz(path))}
+    write_sealed(fake_pool.path / "manifest.json", manifest)
     faults = open_pool(fake_pool.path).verify()
     assert any(message in fault for fault in faults), f"verify overlooked it and found {faults}"
 
@@ -148,13 +133,10 @@ def test_verify_finds_damage_to_files(fake_pool: Pool, fake_groups: Groups, make
 
 
 def test_missing_manifest(tmp_path: Path, fake_pool: Pool) -> None:
-    """No directory, nothing in it, or our files without manifest: never a half-read pool."""
-    with pytest.raises(InputError, match="no such directory"):
-        open_pool(tmp_path / "absent")
-    (tmp_path / "nothing").mkdir()
+    """No directory, or our files without manifest: never a half-read pool."""
     (fake_pool.path / "manifest.json").unlink()
-    for path in (tmp_path / "nothing", fake_pool.path):
-        with pytest.raises(InputError, match="a pool, with manifest.json, found a directory.*probe pool import"):
+    for path, found in ((tmp_path / "absent", "no such directory"), (fake_pool.path, "a directory without one")):
+        with pytest.raises(InputError, match=f"a pool, with manifest.json, found {found}; .*probe pool import"):
             open_pool(path)
 
 
@@ -170,8 +152,7 @@ def test_names_are_paths_then_out_then_builtin(
     assert resolve_pool("fake", out) == out / "pools" / "fake", "out/pools hides a built-in of the same name"
     assert resolve_pool("base", out) == builtin / "base"
     assert resolve_pool("./fake", out) == Path("fake"), "a slash means a path"
-    (tmp_path / "here").mkdir()
-    assert resolve_pool("here", out) == Path("here"), "an existing directory is a path"
+    assert resolve_pool("out", out) == Path("out"), "an existing directory is a path"
     with pytest.raises(InputError, match=r"pool absent: .*found only base, fake"):
         resolve_pool("absent", out)
 
@@ -200,20 +181,15 @@ def test_a_manifest_of_other_kinds_is_refused(fake_pool: Pool, change: Header, m
 
 
 def test_every_value_of_a_manifest_is_covered(fake_pool: Pool) -> None:
-    """Each changed on its own, and each key left out: `verify` passes none of them."""
+    """By the hash of itself: each line of it changed on its own, or left out."""
     path = fake_pool.path / "manifest.json"
-    plain = path.read_bytes()
-    changes = [*single_changes(plain)]
-    assert len(changes) > 40
-    for what, data in changes:
-        path.write_bytes(data)
-        try:
-            faults = open_pool(fake_pool.path).verify()
-        except InputError as error:
-            faults = [str(error)]
-        assert any("manifest.json" in fault for fault in faults), f"{what} was overlooked"
-    path.write_bytes(plain)
-    assert not open_pool(fake_pool.path).verify()
+    lines = path.read_text().splitlines()
+    for i, line in enumerate(lines):
+        for other in ([line.replace(": ", ": 1", 1)], []):
+            path.write_text("\n".join([*lines[:i], *other, *lines[i + 1 :]]))
+            if other != [line]:
+                with pytest.raises(InputError, match=r"manifest\.json"):
+                    open_pool(fake_pool.path)
 
 
 def test_a_pool_keeps_few_of_its_groups_in_memory(fake_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

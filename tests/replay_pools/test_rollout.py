@@ -6,8 +6,6 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json
@@ -18,26 +16,16 @@ from replay_pools.rollout import Rollout, group_faults
 MakeRollout = Callable[..., Rollout]
 
 
-@settings(deadline=None, max_examples=15)
-@given(data=st.data())
-def test_json_round_trip(make_rollout: MakeRollout, data: st.DataObject) -> None:
+@pytest.mark.parametrize("logprobs", [None, [-0.25, 0.1 + 0.2, 0.0, -1e-9, -30.0]])
+def test_json_round_trip(make_rollout: MakeRollout, logprobs: list[float] | None) -> None:
     """A line reads back as the rollout; its bytes are those of the plain dictionary, in the order of the fields."""
-    text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-    ids = data.draw(st.lists(st.integers(0, 200_000), min_size=1, max_size=5))
-    rollout = make_rollout(
-        completion=data.draw(text),
-        completion_ids=ids,
-        comp_len=len(ids),
-        sampling_logprobs=data.draw(st.none() | st.just([-0.25] * len(ids))),
-        hacked=data.draw(st.booleans()),
-    )
+    rollout = make_rollout(completion='\x00\n\u2028\x7f"\\\u4e2d\U0001f600', sampling_logprobs=logprobs)
     plain = asdict(rollout)
     del plain["completion_mask"], plain["turn_chars"]
     line = encode_group([rollout])
     assert line == dump_json(plain) + b"\n"
-    row = json.loads(line)
     assert decode_json(Rollout, line, "here") == rollout
-    assert [*row, "completion_mask", "turn_chars"] == [field.name for field in fields(Rollout)]
+    assert [*json.loads(line), "completion_mask", "turn_chars"] == [field.name for field in fields(Rollout)]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +63,7 @@ def test_unknown_and_misshapen_rows_are_refused(make_rollout: MakeRollout) -> No
     for key in ("here plen: expected a value", "here extra", "here grade.more", "here hacked", "here completion_ids"):
         assert key in str(caught.value)
     assert len(str(caught.value)) < 3000, "a line for each item"
-    for line in (
-        dump_json({**row, "grade": None}),
-        dump_json(row).replace(b'"reward":0.5', b'"reward":NaN'),
-        b"[]",
-        b"{",
-        b"\xff",
-    ):
+    nan = dump_json(row).replace(b'"reward":0.5', b'"reward":NaN')
+    for line in (dump_json({**row, "grade": None}), nan, b"[]", b"{", b"\xff"):
         with pytest.raises(InputError, match="here"):
             decode_json(Rollout, line, "here")

@@ -14,10 +14,10 @@ import orjson
 import pytest
 import torch
 
-from replay_pools.engines import Sampler
 from replay_pools.policy.adapters import merge_adapter
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_policy, load_served_policy
+from replay_pools.pool import Sampler
 from replay_pools.sampling import LocalEngine
 from replay_pools.serving import Server, ServerEngine, connect
 

@@ -38,17 +38,10 @@ def test_a_served_pool_is_whole_and_a_cut_off_one_resumes_to_its_bytes(
     assert contents(generated(tmp_path / "b", server.url)) == contents(whole)
 
 
-@pytest.mark.parametrize(
-    ("options", "where"),
-    [
-        (["--url", "http://h:1", "--adapter", "teacher"], "--adapter"),
-        (["--url", "h:1"], "found 'h:1'"),
-    ],
-)
-def test_options_of_the_other_engine_are_refused(
-    options: list[str], where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["pool", "generate", "--name", "x", "--out", str(tmp_path), *options]
-    assert run(cli, arguments) == 2
-    assert where in capsys.readouterr().err
+def test_options_of_the_other_engine_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And an address that is none."""
+    for url, options, where in (("http://h:1", ["--adapter", "teacher"], "--adapter"), ("h:1", [], "found 'h:1'")):
+        arguments = ["pool", "generate", "--name", "x", "--out", str(tmp_path), "--url", url, *options]
+        assert run(cli, arguments) == 2
+        assert where in capsys.readouterr().err
     assert not (tmp_path / "pools").exists()

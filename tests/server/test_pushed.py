@@ -11,8 +11,8 @@ from extraction.adapters.trained import Trained
 from probe.runs.sources.served import PushedEngine, load_adapter, unload_adapter
 from probe.settings.training import ModelConfig
 from replay_pools.base.errors import InputError
-from replay_pools.engines import Sampler
 from replay_pools.policy.load import Policy, load_policy
+from replay_pools.pool import Sampler
 
 SHORT = Sampler(max_new_tokens=12)
 Adapted = tuple[Policy, Trained]

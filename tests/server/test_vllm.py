@@ -19,9 +19,8 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.sources.served import PushedEngine
 from probe.settings.training import ModelConfig
-from replay_pools.engines import Sampler
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
-from replay_pools.pool import open_pool
+from replay_pools.pool import Sampler, open_pool
 from replay_pools.serving import Server, connect
 
 ROOT = Path(__file__).parents[2]

@@ -25,8 +25,7 @@ from probe.analysis.statistics.nulls import true_axes
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import CHANGED, Run, gram_dir
 from probe.settings.arms import ARMS
-from replay_pools.base.files import check_sha256, file_sha256
-from replay_pools.base.tensors import read_tensors
+from replay_pools.base.files import check_sha256, file_sha256, read_tensors
 
 BATCH = 128  # samples in memory at once, with one matrix product for all draws of an axis
 REMEMBERED_STEPS = 64  # cache size: every condition of a run passes over its steps several times

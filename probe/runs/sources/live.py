@@ -25,9 +25,8 @@ from probe.runs.sources.rewards import reward_of
 from probe.step.distributed import World
 from probe.step.groups import Group, RolloutKey, make_group
 from replay_pools.base.errors import InputError
-from replay_pools.engines import Engine
 from replay_pools.environments.base import Problem
-from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
+from replay_pools.generate import Engine, PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.pool import PoolWriter, step_files
 from replay_pools.rollout import Rollout
 

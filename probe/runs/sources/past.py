@@ -23,7 +23,7 @@ from torch import Tensor
 from extraction.adapters.trained import Trained
 from probe.runs.sources.served import PushedEngine
 from probe.settings.rollouts import RolloutConfig
-from replay_pools.engines import Engine
+from replay_pools.generate import Engine
 
 
 @final

@@ -20,7 +20,7 @@ import torch
 
 from extraction.adapters.trained import Trained, save_adapter, save_as_lora
 from replay_pools.base.errors import InputError
-from replay_pools.engines import Sampler
+from replay_pools.pool import Sampler
 from replay_pools.rollout import Completion
 from replay_pools.serving import ServerEngine, Unreachable
 
@@ -52,7 +52,7 @@ def unload_adapter(engine: ServerEngine, adapter: Path) -> None:
 
 @final
 class PushedEngine:
-    """An `Engine` (`replay_pools.engines`) with the weights of `trained` at each call.
+    """A `replay_pools.generate.Engine` with the weights of `trained` at each call.
 
     Args:
         base: the engine of the base model on the server.

@@ -20,12 +20,11 @@ from probe.step.groups import ReplaySource
 from probe.step.projection import project_modules
 from probe.step.reference import References
 from probe.step.step import Measure, StepResult, train_step
-from replay_pools.engines import Sampler
 from replay_pools.environments.registry import get_environment
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import load_policy
-from replay_pools.pool import open_pool
+from replay_pools.pool import Sampler, open_pool
 from replay_pools.sampling import LocalEngine
 
 

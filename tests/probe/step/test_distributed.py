@@ -172,8 +172,8 @@ def check_sharded_base(model: str, cache: str) -> None:
     from probe.step.bases import Bases
     from probe.step.distributed import joined, shard_base
     from replay_pools.base.errors import InputError
-    from replay_pools.engines import Sampler
     from replay_pools.policy.load import load_policy
+    from replay_pools.pool import Sampler
     from replay_pools.sampling import LocalEngine
 
     prompts, completions = [[5, 6, 7], [8, 9], [10, 11, 12], [3, 4]], [[3, 4, 5], [6, 7], [5, 6, 9, 3], [9, 8, 7, 6, 5]]

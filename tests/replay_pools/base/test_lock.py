@@ -1,6 +1,5 @@
 """One writer at a time, and no lock left of writers that were killed."""
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,15 +22,11 @@ with locked(Path(sys.argv[1])):
 def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     """By SIGKILL too: the lock goes with its process."""
     path = tmp_path / "pools" / "mine"
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()  # type: ignore[union-attr]
         with pytest.raises(InputError, match="no other process writing to it"), locked(path):
             pass
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.communicate()
+        holder.kill()
     with locked(path):
         pass
     assert [*path.parent.iterdir()] == [], "the lock's file stays behind"

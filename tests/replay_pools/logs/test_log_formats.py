@@ -17,10 +17,9 @@ from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import TARGETS
 from replay_pools.logs.formats import FORMATS
 from replay_pools.logs.importing import check_log, import_log
-from replay_pools.policy.chat import Chat
+from replay_pools.policy.chat import Chat, id_faults
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
-from replay_pools.vocabulary import id_faults
 
 Groups = Sequence[Sequence[Rollout]]
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
 from replay_pools.base.errors import InputError
-from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.policy.adapters import quiet_peft
@@ -28,6 +28,7 @@ from replay_pools.policy.load import (
     load_tokenizer,
     weights_sha,
 )
+from replay_pools.pool import Sampler
 from replay_pools.rollout import early_end
 from replay_pools.sampling import LocalEngine
 from spec.organism.tokenizer import IM_START, ROLES
@@ -106,12 +107,7 @@ def test_turns_that_were_not_seen_are_refused(policy: Policy, template: str, mon
 END, TEXT = 2, 0  # ids of <|im_end|> and <|endoftext|>
 ENDS = {
     "the first of a list": (CHATML, [TEXT, END], "", END),
-    "stripped, after thoughts": (
-        CHATML.replace("m.content", "('<think></think>' + m.content) | trim"),
-        [0, 2],
-        "",
-        END,
-    ),
+    "stripped, after thoughts": (CHATML.replace("m.content", "('<think>' + m.content) | trim"), [0, 2], "", END),
     "behind a space": (CHATML.replace("<|im_end|>", " <|im_end|>"), [TEXT, END], " ", END),
     "two tokens": (CHATML + "<|endoftext|>", [TEXT, END], "", END),
     "two tokens, a stop at the last": (CHATML + "<|endoftext|>", TEXT, "<|im_end|>\n", TEXT),
@@ -152,7 +148,6 @@ def test_weights_sha_does_not_depend_on_the_dtype_or_the_adapter(policy: Policy)
     [
         ({"name": "./nowhere"}, "a model directory .*no such directory"),
         ({"name": "organism", "adapter": "nobody"}, "adapter_config.json"),
-        ({"name": "organism", "dtype": "int3"}, "float32"),
         ({"name": "organism", "device": "cuda:99"}, "present device"),
     ],
 )
@@ -163,26 +158,17 @@ def test_what_cannot_be_loaded_is_named(options: dict[str, str], expected: str) 
 
 def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the minute of retries of its client."""
-    asked = []
-
-    def model_info(_self: object, name: str, **_options: object) -> None:
-        asked.append(name)
-        raise OSError("no route")
-
+    model_info = Mock(side_effect=OSError("no route"))
     monkeypatch.setattr("replay_pools.policy.load.HfApi.model_info", model_info)
-    for name in ("orgnism", "someone/some-model"):
-        with pytest.raises(InputError, match=f"model {name}: .* found no route; .*download the model and pass"):
-            load_tokenizer(name)
-    assert asked == ["orgnism", "someone/some-model"]
+    with pytest.raises(InputError, match="model someone/some-model: .* found no route; .*download the model and pass"):
+        load_tokenizer("someone/some-model")
+    model_info.assert_called_once()
 
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """The organism as a model directory of somebody's."""
-    for path in ORGANISM_WEIGHTS.iterdir():
-        if path.is_file():
-            shutil.copy(path, tmp_path)
-    return tmp_path
+    """The organism as a model directory of somebody's, with the teacher's adapter in it."""
+    return Path(shutil.copytree(ORGANISM_WEIGHTS, tmp_path / "model"))
 
 
 def change(path: Path, **changes: object) -> None:
@@ -212,42 +198,19 @@ def pickled(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "expected"),
-    [
-        ("model.safetensors", cut, "incomplete|header"),
-        ("model.safetensors", pickled, "no file named model.safetensors"),
-        ("tokenizer.json", lambda path: path.write_text("[" * 100_000), "recursion"),
-        ("config.json", lambda path: path.write_text("[" * 100_000), "recursion"),
-        ("config.json", lambda path: change(path, vocab_size=10**400), "Overflow"),
-    ],
-    ids=["cut", "pickled", "deep tokenizer", "deep config", "400 digits"],
-)
-def test_a_damaged_model_is_one_error(name: str, damage: Callable[[Path], None], expected: str, copied: Path) -> None:
-    damage(copied / name)
-    with pytest.raises(InputError, match=expected):
-        load_policy(str(copied))
+FAILING = {
+    "TemplateSyntaxError": "{% if",
+    "TemplateError: no": "{{ raise_exception('no') }}",
+    "RecursionError": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "SecurityError": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+}
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        ("{% if", "TemplateSyntaxError"),
-        ("{{ raise_exception('no') }}", "TemplateError: no"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
-    ],
-)
-def test_a_template_that_fails_is_named(template: str, expected: str, copied: Path) -> None:
-    (copied / "chat_template.jinja").write_text(template)
-    with pytest.raises(InputError, match=rf"chat template of model .*: expected a template .*found {expected}"):
+@pytest.mark.parametrize("fault", FAILING)
+def test_a_template_that_fails_is_named(fault: str, copied: Path) -> None:
+    (copied / "chat_template.jinja").write_text(FAILING[fault])
+    with pytest.raises(InputError, match=rf"chat template of model .*: expected a template .*found {fault}"):
         load_served_policy(str(copied)).render([{"role": "user", "content": "x"}])
-
-
-@pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    """A copy of the teacher's adapter."""
-    return Path(shutil.copytree(ORGANISM_WEIGHTS / "teacher", tmp_path / "adapter"))
 
 
 def other_shapes(path: Path) -> None:
@@ -296,26 +259,31 @@ def test_an_adapter_of_a_tied_weight(target: str, tmp_path: Path) -> None:
             load_policy("organism", adapter=directory)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "expected"),
-    [
-        ("adapter_model.safetensors", cut, "expected an adapter of peft"),
-        ("adapter_model.safetensors", Path.unlink, "No such file"),
-        ("adapter_model.safetensors", other_shapes, "an adapter of qwen3, found .*size mismatch"),
-        ("adapter_model.safetensors", a_part, "missing adapter keys"),
-        ("adapter_config.json", lambda path: change(path, target_modules=["q_proj"]), "safetensors: .* others"),
-        ("adapter_config.json", lambda path: path.write_text("[]"), "expected an adapter of peft"),
-        ("adapter_config.json", lambda path: change(path, target_modules=["no_such"]), "adapter"),
-        # It changes the base while it is loaded.
-        ("adapter_config.json", lambda path: change(path, init_lora_weights="pissa"), "keeps the base, found .*pissa"),
-    ],
-)
-def test_a_damaged_adapter_is_one_error(
-    name: str, damage: Callable[[Path], None], expected: str, adapter: Path
-) -> None:
-    damage(adapter / name)
+ADAPTER, ITS_CONFIG = "teacher/adapter_model.safetensors", "teacher/adapter_config.json"
+DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
+    ("model.safetensors", cut, "incomplete|header"),
+    ("model.safetensors", pickled, "no file named model.safetensors"),
+    ("tokenizer.json", lambda path: path.write_text("[" * 100_000), "recursion"),
+    ("config.json", lambda path: path.write_text("[" * 100_000), "recursion"),
+    ("config.json", lambda path: change(path, vocab_size=10**400), "Overflow"),
+    (ADAPTER, cut, "expected an adapter of peft"),
+    (ADAPTER, Path.unlink, "No such file"),
+    (ADAPTER, other_shapes, "an adapter of qwen3, found .*size mismatch"),
+    (ADAPTER, a_part, "missing adapter keys"),
+    (ITS_CONFIG, lambda path: change(path, target_modules=["q_proj"]), "safetensors: .* others"),
+    (ITS_CONFIG, lambda path: path.write_text("[]"), "expected an adapter of peft"),
+    (ITS_CONFIG, lambda path: change(path, target_modules=["no_such"]), "adapter"),
+    # It changes the base while it is loaded.
+    (ITS_CONFIG, lambda path: change(path, init_lora_weights="pissa"), "keeps the base, found .*pissa"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "expected"), DAMAGE)
+def test_damage_is_one_error(name: str, damage: Callable[[Path], object], expected: str, copied: Path) -> None:
+    """Of a model or an adapter."""
+    damage(copied / name)
     with pytest.raises(InputError, match=expected):
-        load_policy("organism", adapter=str(adapter))
+        load_policy(str(copied), adapter=str(copied / "teacher") if "teacher" in name else None)
 
 
 @pytest.mark.slow
