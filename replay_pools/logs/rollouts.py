@@ -29,6 +29,7 @@ from replay_pools.logs.columns import (
     look_up,
     mark_of,
     number_of,
+    opened,
     parse_column,
     parts_of,
     truth_of,
@@ -39,6 +40,11 @@ from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
+PROMPT_FIELDS = ("messages", "rendered", "skipped", "prompt_ids")
+BROKEN = "a bad row"  # the failure of one that --skip-bad leaves out; a block of rows was sampled with it
+# A completion that is the whole conversation begins with a role, and its answer stands behind these words.
+_CONVERSATION = re.compile(r"\s*(?:<[^<>\n]*>\s*)*(?:system|user|human)\b", re.I)
+_ANSWER = r"(?:<[^<>\n]*>|\s)*(?:assistant|model)(?:<[^<>\n]*>)?:? ?\n{0,2}(?:<think>\n\n</think>\n\n)?"
 LISTED_COLUMNS = 20
 
 
@@ -135,7 +141,7 @@ class Reader:
                 self._refuse(row, error.where or target, error, faults)
         if one.failure is not None:
             return one
-        prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
+        prompts = [getattr(one, name) for name in PROMPT_FIELDS]
         completions = (one.completion, one.turns, one.completion_ids)
         for what, values in (("prompt", prompts), ("completion", completions)):
             if all(value is None for value in values):
@@ -143,7 +149,9 @@ class Reader:
                 fix = f"pass --map {what}=COLUMN; --skip-bad N leaves out at most N such rows"
                 faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
         if one.messages and one.messages[-1]["role"] == "assistant" and all(value is None for value in prompts[1:]):
-            fix = "--map completion=none takes it for the completion; if it was begun for the policy, log prompt_ids"
+            fix = "--map completion=none takes it for the completion"
+            if (one.completion or "").strip() not in one.messages[-1]["content"]:
+                fix = "the completion goes on from it: log prompt_ids, or the text with it (--map rendered=COLUMN)"
             error = InputError("", expected="a prompt without its answer", found="a turn of the assistant", fix=fix)
             self._refuse(row, "prompt" if "prompt" in self.columns else "messages", error, faults)
         return one
@@ -210,15 +218,19 @@ class Reader:
 
 
 def _is_message(value: Any) -> bool:
-    word = value.strip().lower() if isinstance(value, str) else ""
-    is_text = word not in ("", "none", "null", "nan") and truth_of(word) is not False
-    return is_text or value is True or (isinstance(value, dict | list) and bool(value))
+    """Return whether a value says that there was an error: a text, an object, a code other than 0, but no fraction."""
+    if (number := number_of(value)) is not None:
+        return number != 0 and number.is_integer()
+    value = opened(value)
+    is_text = isinstance(value, str) and value.strip().lower() not in ("", "none", "null", "nan")
+    return is_text or (isinstance(value, dict | list) and bool(value))
 
 
 _FAILED = re.compile(r"(.*\.)?(abort(ed)?|fail(ed|ure)|error(ed)?|cancell?ed|timeout)", re.I)
 # {a column: whether its value says that the row is no rollout to train on}
 STATUS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("error", "errors", "exception"), _is_message),
+    **dict.fromkeys(("error", "exception"), _is_message),
+    "errors": lambda value: number_of(value) is None and _is_message(value),  # a number counts those in the answer
     "status": lambda value: isinstance(value, str) and _FAILED.fullmatch(value) is not None,
     **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
     **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
@@ -326,12 +338,16 @@ def as_rollouts(
         elif wrong:
             bad.append(row.where)
             of_bad.take(wrong)
-        if one is None or wrong:
+            if one and any(getattr(one, name) is not None for name in PROMPT_FIELDS):
+                one.failure = BROKEN
+        if one is None or (wrong and not one.failure):
             continue
         key, cells = repr(row.fields), {**row.fields, FILE: row.file}
-        whole.update(key.encode(errors="replace"))
+        if one.failure != BROKEN:
+            whole.update(key.encode(errors="replace"))
         one.number, one.row_key = number, _digest(key)
-        one.marks = tuple(mark_of(name.rpartition(".")[2], look_up(cells, name)) for name in reader.marks)
+        marks = (mark_of(name.rpartition(".")[2], look_up(cells, name)) for name in reader.marks)
+        one.marks = tuple(shared.setdefault(mark, mark) for mark in marks)
         rollouts.append(_summary(one, shared))
         report("rows checked", number, number)
     notes = [f"{CAUTION}left out: {reason} ({count} rows)" for reason, count in skipped.items()]
@@ -359,6 +375,9 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     start: Any = one.prompt_ids if one.completion_ids else text
     whole: Any = one.completion_ids or one.completion
     one.echo = len(start) if start and whole and whole[: len(start)] == start else None
+    if text and isinstance(whole, str) and _CONVERSATION.match(whole):
+        found = re.search(re.escape(text.strip()) + _ANSWER, whole, re.I)
+        one.echo = found.end() if found else one.echo
     for name in KEYS:
         if key := getattr(one, name):
             known = tuple(f"prompt-{one.prompt_key:016x}" if part == _PROMPT_KEY else part for part in key)

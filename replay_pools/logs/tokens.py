@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from replay_pools.base.errors import InputError
+from replay_pools.logs.columns import MARKUP
 from replay_pools.logs.files import SkipRow, described
 from replay_pools.logs.rollouts import Logged
 from replay_pools.logs.values import Turns, is_plain, plain_chat
@@ -111,6 +112,9 @@ class Tokeniser:
         else:
             assert messages is not None
             assert row.messages is not None
+            for message in row.messages:
+                if MARKUP.match(message["content"]):  # rendered already
+                    self._check_markup(row, message["content"])
             notes = [f"the prompt was rendered by the model's template, with{'' if self.thinks else 'out'} thinking"]
             if row.tools or not is_plain(row.messages):
                 whole = self.chat.render_turns(row.messages, [{"role": "assistant", "content": "."}], row.tools)
