@@ -135,7 +135,7 @@ def _trl(scan: Scan) -> dict[str, str]:
 
 def _verl(fields: Fields) -> Iterator[Fields]:
     """Return the row with the part of `uid` before session and index, which its group shares."""
-    if (fields.get("num_turns") or 0) > 2 or "\nassistant\n" in str(fields.get("output")):
+    if (fields.get("num_turns") or 0) > 2:
         raise SkipRow("several turns in one text, without a mask")
     if not isinstance(fields.get("uid"), str):
         yield fields

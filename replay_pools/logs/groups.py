@@ -21,6 +21,7 @@ FEWEST_GROUPS = 2  # that another column has to split
 RARE = 0.01  # a chance
 Group = list[Logged]
 Key = Callable[[Logged], Hashable]
+Marked = list[tuple[Any, float]]  # value of a column and reward of each rollout of a group
 
 
 def group_rollouts(
@@ -127,8 +128,10 @@ def check_comparable(
         is_prompt = name in PROMPT_NAMES and "problem" not in mapping
         larger = [[(row.marks[place], row.reward or 0.0) for row in group] for group in groups if len(group) > 1]
         values = {value for group in larger for value, _ in group}
-        split = [group for group in larger if len({value for value, _ in group}) > 1]
-        if not split or not (is_prompt or _were_groups(split, name.rpartition(".")[2], len(larger), values)):
+        split, others = list[Marked](), list[Marked]()
+        for group in larger:
+            (split if len({value for value, _ in group}) > 1 else others).append(group)
+        if not split or not (is_prompt or _were_groups(split, others, name.rpartition(".")[2], values)):
             continue
         fix = f"--map group={in_step}{name}+{base} keeps them apart, {compares}"
         if "step" not in mapping and all(type(value) is int for value in values):
@@ -151,17 +154,17 @@ def check_comparable(
     raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
 
 
-def _were_groups(split: Sequence[list[tuple[Any, float]]], key: str, num_groups: int, values: Set[Any]) -> bool:
+def _were_groups(split: Sequence[Marked], others: Sequence[Marked], key: str, values: Set[Any]) -> bool:
     """Return whether the parts of groups that a column splits were groups: equal ones, of two rollouts at least.
 
-    Parts of other weights or files may be single rollouts, those of other weights of several sizes. A column that
-    names neither has to split all groups. One of yes and no may say how rollouts came out: then it tells high rewards
-    from low ones, or its halves are mixed and by chance equal.
+    Parts of other weights or files may be single rollouts, those of other weights of several sizes, and those of files
+    where they make a group too large. A column that names neither has to split all groups. One of yes and no may say
+    how rollouts came out: then it tells high rewards from low ones, or its halves are mixed and by chance equal.
 
     Args:
-        split: (value of the column, reward) of the rollouts of each group that it splits.
-        key: the name of the column.
-        num_groups: with those that it does not split.
+        split: the groups that the column splits.
+        others: those that it does not split.
+        key: its name.
         values: all its values.
     """
     are_truths = all(truth_of(value) is not None for value in values)
@@ -169,9 +172,11 @@ def _were_groups(split: Sequence[list[tuple[Any, float]]], key: str, num_groups:
         return True
     sizes = [Counter(value for value, _ in group).values() for group in split]
     are_equal = all(len({*each}) == 1 for each in sizes)
-    is_everywhere = len(split) == num_groups >= FEWEST_GROUPS and all(min(each) > 1 for each in sizes)
-    if key == FILE or not (are_equal and is_everywhere):
-        return key == FILE and are_equal
+    if key == FILE:
+        usual = [*map(len, others)]
+        return are_equal or (bool(usual) and min(map(len, split)) > max(usual))
+    if others or not are_equal or len(split) < FEWEST_GROUPS or any(min(each) < 2 for each in sizes):
+        return False
     if key in SETTINGS or not are_truths:
         return True
     are_blocks = all(sum(1 for _ in groupby(value for value, _ in group)) == 2 for group in split)
@@ -179,7 +184,7 @@ def _were_groups(split: Sequence[list[tuple[Any, float]]], key: str, num_groups:
     return (are_blocks or chance < RARE) and not all(map(_tells_rewards, split))
 
 
-def _tells_rewards(group: Sequence[tuple[Any, float]]) -> bool:
+def _tells_rewards(group: Marked) -> bool:
     """Return whether all rewards of one value of a column are below those of another."""
     halves = [[reward for value, reward in group if value == each] for each in {value for value, _ in group}]
     low, *_, high = sorted(halves, key=max)

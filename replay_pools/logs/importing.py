@@ -23,7 +23,7 @@ from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, cho
 from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
 from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
-from replay_pools.logs.rollouts import BROKEN, Logged, Reader, as_rollouts, reader_of, reward_fault
+from replay_pools.logs.rollouts import BROKEN, SHORTEST_ECHO, Logged, Reader, as_rollouts, reader_of, reward_fault
 from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, MANIFEST_NAME, LabelNote, Pool, PoolWriter, open_pool
 from replay_pools.rollout import LOGGED_GRADER, REWARD_COMPILES, REWARD_PASSED, UNKNOWN, Grade, Rollout, group_faults
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_COMPILES + REWARD_PASSED}
 LEFT_OUT = f"{CAUTION}left out: "  # how the sentence on rows that are no rollouts starts
-SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,7 @@ from replay_pools.rollout import FinishReason
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
 PROMPT_FIELDS = ("messages", "rendered", "skipped", "prompt_ids")
 BROKEN = "a bad row"  # the failure of one that --skip-bad leaves out; a block of rows was sampled with it
+SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 # A completion that is the whole conversation begins with a role, and its answer stands behind these words.
 _CONVERSATION = re.compile(r"\s*(?:<[^<>\n]*>\s*)*(?:system|user|human)\b", re.I)
 _ANSWER = r"(?:<[^<>\n]*>|\s)*(?:assistant|model)(?:<[^<>\n]*>)?:? ?\n{0,2}(?:<think>\n\n</think>\n\n)?"
@@ -197,10 +198,10 @@ class Reader:
             elif one.messages[0]["content"] != one.system:
                 raise InputError("system", expected="one system prompt", found="another one", fix="--map system=none")
         if one.messages and "completion" not in self.columns:
-            # A conversation that holds its answer; a tool's word behind it was not answered.
+            # A conversation that holds its answer; a tool's word may stand behind it.
             last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
-            messages = one.messages[: last + 1]
-            if messages[-1]["role"] == "assistant":
+            messages = one.messages
+            if messages[last]["role"] == "assistant":
                 answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
                 is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
                 sampled = [place for place in answers if messages[place].get("trainable")] or answers
@@ -210,10 +211,14 @@ class Reader:
         if thought and text is not None and one.completion_ids is None and thought not in text:
             one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
         if one.turns:
-            if one.turns[0]["role"] != "assistant":
+            own = [place for place, turn in enumerate(one.turns) if turn["role"] == "assistant"]
+            if own[:1] != [0]:
                 raise InputError("completion", expected="a turn of the assistant", found=one.turns[0]["role"])
-            last = max(place for place, turn in enumerate(one.turns) if turn["role"] == "assistant")
-            for name, value in answer_of(one.turns[: last + 1]).items():
+            if any(one.turns[place].get("trainable") is False for place in own):
+                raise SkipRow("a turn of the assistant that is not trained on (trainable is false) behind others")
+            if one.finish and own[-1] + 1 < len(one.turns):
+                one.finish = "stop"  # the limit was met in the words of others
+            for name, value in answer_of(one.turns[: own[-1] + 1]).items():
                 setattr(one, name, value)
 
 
@@ -296,7 +301,8 @@ def _place_mask(one: Logged) -> None:
         raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
     start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
     if start and prompt is None and one.messages is not None:
-        raise InputError("mask", expected="a sampled id first", found=f"{start} others", fix="log prompt_ids")
+        fix = "log prompt_ids, or leave the text of the prompt out: --map messages=none, or prompt=none"
+        raise InputError("mask", expected="a sampled id first", found=f"{start} others", fix=fix)
     if logprobs := one.logprobs:
         if len(logprobs) == sum(mask) < len(ids):  # one a sampled id
             each = iter(logprobs)
@@ -310,7 +316,14 @@ def _place_mask(one: Logged) -> None:
         # The ids may begin with the prompt's ids, which may be padded in its own column.
         padding = (prompt or [])[: -min(start, len(prompt or []))]
         is_prompt = prompt is not None and prompt == [*padding, *ids[:start]] and len({*padding}) < 2
+        if prompt and not is_prompt and len({*ids[stop:]}) > 1:
+            fix = "if 1 marks the ids of tools, log 0 for them"
+            raise InputError(
+                "mask", expected="1 for each sampled id", found="0 for the first ids and the last", fix=fix
+            )
         one.prompt_ids, one.plen = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]], None
+    if stop < len(ids):
+        one.finish = None  # the last sampled id tells it: the limit was met in the words of others
     one.completion_ids, one.mask, one.comp_len = ids[start:stop], mask[start:stop], None
 
 
@@ -403,5 +416,7 @@ def reward_fault(
     # In a CSV file every cell is a text; a whole number is rarely a reward.
     cells = {name: cell for name, cell in flat(scan.first).items() if isinstance(cell, float | str)}
     numbers = [name for name, cell in cells.items() if number_of(cell) is not None and not str(cell).isalpha()]
+    lists = {name: cell for name, cell in scan.first.items() if isinstance(cell, list) and not name.endswith("ids")}
+    numbers += [f"{name}.sum" for name, cell in lists.items() if cell and all(isinstance(each, float) for each in cell)]
     found = f"none of {scan.num_rows} rows, but numbers in {', '.join(numbers[:LISTED_COLUMNS]) or 'no column'}"
     return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix="--map reward=COLUMN")
