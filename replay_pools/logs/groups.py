@@ -123,7 +123,7 @@ def check_comparable(
         InputError: the first question, with the options that answer.
     """
     in_step = f"{mapping['step']}+" if "step" in mapping else ""
-    compares = f"--map group={base} compares them"
+    compares = f"--map group={in_step}{base} compares them"
     for place, name in enumerate(marks):
         is_prompt = name in PROMPT_NAMES and "problem" not in mapping
         larger = [[(row.marks[place], row.reward or 0.0) for row in group] for group in groups if len(group) > 1]
