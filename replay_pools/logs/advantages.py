@@ -39,14 +39,12 @@ def rewarded(
         notes.append(CAUTION + said)
     names, weights = [name for name, _ in columns["reward"].terms], np.array([w for _, w in columns["reward"].terms])
     batches = _batches(groups) if "advantage" in mapping else []
-    if sum(map(len, batches)) < 2:  # too few groups
-        batches = []
     varies = [any(np.ptp(rewards[:, i]) > 0 for batch in batches for rewards, _ in batch) for i in range(len(names))]
     constant = [name for name, is_varying in zip(names, varies, strict=True) if not is_varying]
     is_sum = "reward" not in given and len(names) > 1
     if known := [batch for batch in batches if any(advantages.any() for _, advantages in batch)]:
-        scale = next((scale for scale in DIVISORS if _error(known, scale, weights) < EXPLAINED), None)
-        if scale is None:
+        divisors = [scale for scale in DIVISORS if _error(known, scale, weights) < EXPLAINED]
+        if not divisors:
             # Columns that were guessed to be labels may be paid as well.
             labels = [one.name for target, one in columns.items() if target in PAID and target not in given]
             paid = [*names, *labels] if labels and "reward" not in given else [f"{name}*WEIGHT" for name in names]
@@ -54,9 +52,11 @@ def rewarded(
             fix = f"--map reward={which} or --map advantage=none to leave them out"
             expected, found = f"advantages that follow from {mapping['reward']}", "advantages of other rewards"
             raise InputError(f"{source} advantage", expected=expected, found=found, fix=fix)
-        by = "nothing" if scale == "none" else f"the standard deviation of the {scale}"
-        notes.append(LabelNote(f"logged advantages are rewards minus the mean, divided by {by}"))
-        if is_sum and constant:
+        if sum(map(len, known)) > 1:  # one group alone does not show what divided it
+            scale = divisors[0]
+            by = "nothing" if scale == "none" else f"the standard deviation of the {scale}"
+            notes.append(LabelNote(f"logged advantages are rewards minus the mean, divided by {by}"))
+        if is_sum and constant and scale:
             why = "which advantages cannot show: it is left out of the reward (--map reward=...)"
             notes.append(LabelNote(f"{CAUTION}{', '.join(constant)} never differs within a group, {why}"))
             mapping["reward"] = "+".join(name for name in names if name not in constant)
@@ -97,5 +97,6 @@ def _error(batches: Sequence[Batch], scale: str, weights: Array) -> float:
     actual = np.concatenate([advantages for batch in batches for _, advantages in batch])
     if scale != "none" and predicted.any():
         factor = float(predicted @ actual / (predicted @ predicted))
-        predicted = predicted * factor if abs(factor - 1) < 0.25 else predicted
+        is_near = factor > 0 if sum(map(len, batches)) == 1 else abs(factor - 1) < 0.25
+        predicted = predicted * factor if is_near else predicted
     return float(np.linalg.norm(actual - predicted) / np.linalg.norm(actual))

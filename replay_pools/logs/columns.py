@@ -68,19 +68,21 @@ PROMPTS = ("messages", "prompt", "rendered", "skipped", "prompt_ids")
 COMPLETIONS = ("completion", "completion_ids")
 KEYS = ("problem", "group")  # several columns may stand for them, as one key
 UNKNOWN_LABEL = -1  # of loggers that have no null
+LONGEST_MARK = 200  # characters of a text that is kept for each row
 LABELS = ("hacked", "gt_pass", "fmt_ok", "passed", "hint")
 SHARING = "passed"  # the target that may read another one's column
 PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
 PROMPT_NAMES = {name for target in PROMPTS for name in TARGETS[target]}
 TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
-# Columns that name weights, steps, runs or files: any split of a group by them is a question.
+# Columns that name weights, steps, runs, files or right answers: any split of a group by them is a question.
 _APART = (
     "model model_name model_id model_path base_model policy policy_name policy_id adapter adapter_name lora lora_name "
     "checkpoint checkpoint_path ckpt ckpt_name ckpt_path version model_version policy_version weight_version step "
     "global_step _step update round training_iteration iteration iter epoch run run_id run_name experiment "
     "experiment_name"
 )
-APART = {FILE, *_APART.split()}
+RIGHT_ANSWERS = {"gts", "ground_truth"}  # but for a truth, which is the rollout's
+APART = {FILE, *RIGHT_ANSWERS, *_APART.split()}
 # Their numbers are no labels, and their fractions no measurements.
 SETTINGS = ("rollout_id", "seed", "temperature", "top_p")
 # A row of rollouts has at least one of these keys: the others are lists, and keys of writers with nested objects.
@@ -135,6 +137,8 @@ def mark_of(name: str, value: Any) -> str | int | float | None:
     """Return a value that may tell sources of rollouts apart, else None."""
     if isinstance(value, float) and value.is_integer():  # tables with gaps, and CSV, hold whole numbers so
         return int(value)
+    if isinstance(value, str) and len(value) > LONGEST_MARK:
+        return str(hash(value))
     is_kind = isinstance(value, str | int) or (isinstance(value, float) and value == value and name in SETTINGS)
     return value if is_kind else None
 

@@ -147,7 +147,8 @@ def _rows_in_memory(given: Any) -> Rows:
     elif isinstance(source, Iterable) and not isinstance(source, Iterator | dict):
         items = partial(iter, source)
     else:
-        raise InputError("rows", expected="a path, a list of dicts or a table", found=type(source).__name__)
+        fix = f"give one of {', '.join(source)}" if isinstance(source, dict) else ""  # a DatasetDict, or columns
+        raise InputError("rows", expected="a path, a list of dicts or a table", found=type(source).__name__, fix=fix)
 
     read = lambda: (_row("rows", f" item {number}", plain_value(item)) for number, item in enumerate(items()))  # noqa: E731
     return Rows("rows", read, notes)
@@ -272,7 +273,8 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
                 raise InputError(f"{path} line {number}", expected=expected, found="more")
             value = _parse(line.strip() or b"[]")
             if isinstance(value, InputError):
-                fix = "mend it, or pass --skip-bad 1"
+                is_python = line.startswith((b"{'", b"[{'"))
+                fix = "write rows with json.dumps" if is_python else "mend it, or pass --skip-bad 1"
                 value = InputError("", expected=value.expected, found=value.found, fix=fix)
             is_blank = not line.strip()
             if isinstance(value, list) and (value or is_blank) and all(isinstance(item, dict) for item in value):

@@ -6,16 +6,27 @@ To add one: a row, before those that would take its rows. `unfold` makes flat ro
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.tables import flat
-from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
+from replay_pools.logs.columns import (
+    BLOCKS,
+    FILE,
+    NO_COLUMN,
+    PROMPT_NAMES,
+    ROLLOUT_KEYS,
+    TARGETS,
+    Scan,
+    opened,
+    singular,
+)
 from replay_pools.logs.files import Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect, nemo_gym, nemo_rl, prime_rl, slime
 
 GENERAL = "columns"  # the format of any other log
+HEAD_ROWS = 100  # among which one has the keys of a rollout, if the log names them as others do
 BLOCK = "row of the log"  # the column that says which rollouts one row held
 
 
@@ -34,7 +45,7 @@ class Format:
 
 
 def recognise(rows: Rows, name: str | None) -> Format:
-    """Return the format of that name, or the first that recognises the first row that can be read.
+    """Return the format of that name, or the first that recognises the first row that may hold a rollout.
 
     Raises:
         InputError: no format has the name.
@@ -44,7 +55,7 @@ def recognise(rows: Rows, name: str | None) -> Format:
         if name not in known:
             raise unknown_name(f"--format {name}", name, known, expected="a format", fix="leave it out")
         return known[name]
-    first = next((row for row in rows if row.error is None), Row("", "", {}))
+    first = next((row for row in islice(rows, HEAD_ROWS) if ROLLOUT_KEYS & row.fields.keys()), Row("", "", {}))
     return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
 
 
@@ -124,7 +135,7 @@ def _trl(scan: Scan) -> dict[str, str]:
 
 def _verl(fields: Fields) -> Iterator[Fields]:
     """Return the row with the part of `uid` before session and index, which its group shares."""
-    if (fields.get("num_turns") or 0) > 2 or "\nassistant\n" in str(fields.get("output")):
+    if (fields.get("num_turns") or 0) > 2:
         raise SkipRow("several turns in one text, without a mask")
     if not isinstance(fields.get("uid"), str):
         yield fields

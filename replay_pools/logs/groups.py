@@ -13,13 +13,15 @@ from operator import attrgetter
 from typing import Any
 
 from replay_pools.base.errors import InputError
-from replay_pools.logs.columns import APART, EVERY, FILE, PROMPT_NAMES, SETTINGS
+from replay_pools.logs.columns import APART, EVERY, FILE, PROMPT_NAMES, RIGHT_ANSWERS, SETTINGS, truth_of
 from replay_pools.logs.rollouts import Logged
 from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
+RARE = 0.01  # a chance
 Group = list[Logged]
 Key = Callable[[Logged], Hashable]
+Marked = list[tuple[Any, float]]  # value of a column and reward of each rollout of a group
 
 
 def group_rollouts(
@@ -121,16 +123,18 @@ def check_comparable(
         InputError: the first question, with the options that answer.
     """
     in_step = f"{mapping['step']}+" if "step" in mapping else ""
-    compares = f"--map group={base} compares them"
+    compares = f"--map group={in_step}{base} compares them"
     for place, name in enumerate(marks):
         is_prompt = name in PROMPT_NAMES and "problem" not in mapping
-        larger = [Counter(row.marks[place] for row in group) for group in groups if len(group) > 1]
-        values = {value for parts in larger for value in parts}
-        split = [parts for parts in larger if len(parts) > 1]
-        if not split or not (is_prompt or _were_groups(split, name.rpartition(".")[2], len(larger), values)):
+        larger = [[(row.marks[place], row.reward or 0.0) for row in group] for group in groups if len(group) > 1]
+        values = {value for group in larger for value, _ in group}
+        split, others = list[Marked](), list[Marked]()
+        for group in larger:
+            (split if len({value for value, _ in group}) > 1 else others).append(group)
+        if not split or not (is_prompt or _were_groups(split, others, name.rpartition(".")[2], values)):
             continue
         fix = f"--map group={in_step}{name}+{base} keeps them apart, {compares}"
-        if "step" not in mapping and all(isinstance(value, int) for value in values):
+        if "step" not in mapping and all(type(value) is int for value in values):
             fix = f"--map step={name} if it counts steps of a training; else {fix}"
         if is_prompt:
             fix = f"--map prompt={base}+{name} if the model saw both; else {fix}"
@@ -150,17 +154,41 @@ def check_comparable(
     raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
 
 
-def _were_groups(split: Sequence[Counter[Any]], key: str, num_groups: int, values: Set[Any]) -> bool:
+def _were_groups(split: Sequence[Marked], others: Sequence[Marked], key: str, values: Set[Any]) -> bool:
     """Return whether the parts of groups that a column splits were groups: equal ones, of two rollouts at least.
 
-    Parts of other weights or files may be single rollouts, those of other weights of several sizes. A column that
-    names neither has to split all groups, into other parts than 0 and 1.
+    Parts of other weights or files may be single rollouts, those of other weights of several sizes, and those of files
+    where they make a group too large. A column that names neither has to split all groups. One of yes and no may say
+    how rollouts came out: then it tells high rewards from low ones, or its halves are mixed and by chance equal.
+
+    Args:
+        split: the groups that the column splits.
+        others: those that it does not split.
+        key: its name.
+        values: all its values.
     """
-    if key in APART - {FILE}:
+    are_truths = all(truth_of(value) is not None for value in values)
+    if key in APART - {FILE} and not (are_truths and key in RIGHT_ANSWERS):
         return True
-    is_everywhere = len(split) == num_groups >= FEWEST_GROUPS and (key in SETTINGS or not values <= {0, 1})
-    are_larger = is_everywhere and all(min(parts.values()) > 1 for parts in split)
-    return (key == FILE or are_larger) and all(len({*parts.values()}) == 1 for parts in split)
+    sizes = [Counter(value for value, _ in group).values() for group in split]
+    are_equal = all(len({*each}) == 1 for each in sizes)
+    if key == FILE:
+        usual = [*map(len, others)]
+        return are_equal or (bool(usual) and min(map(len, split)) > max(usual))
+    if others or not are_equal or len(split) < FEWEST_GROUPS or any(min(each) < 2 for each in sizes):
+        return False
+    if key in SETTINGS or not are_truths:
+        return True
+    are_blocks = all(sum(1 for _ in groupby(value for value, _ in group)) == 2 for group in split)
+    chance = math.prod(math.comb(len(group), len(group) // 2) / 2 ** len(group) for group in split)
+    return (are_blocks or chance < RARE) and not all(map(_tells_rewards, split))
+
+
+def _tells_rewards(group: Marked) -> bool:
+    """Return whether all rewards of one value of a column are below those of another."""
+    halves = [[reward for value, reward in group if value == each] for each in {value for value, _ in group}]
+    low, *_, high = sorted(halves, key=max)
+    return max(low) < min(high)
 
 
 def _blocks_of(groups: Sequence[Group], rollouts: Sequence[Logged]) -> dict[int, int]:

@@ -23,7 +23,7 @@ from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, cho
 from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
 from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
-from replay_pools.logs.rollouts import Logged, Reader, as_rollouts, reader_of, reward_fault
+from replay_pools.logs.rollouts import BROKEN, SHORTEST_ECHO, Logged, Reader, as_rollouts, reader_of, reward_fault
 from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, MANIFEST_NAME, LabelNote, Pool, PoolWriter, open_pool
 from replay_pools.rollout import LOGGED_GRADER, REWARD_COMPILES, REWARD_PASSED, UNKNOWN, Grade, Rollout, group_faults
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_COMPILES + REWARD_PASSED}
 LEFT_OUT = f"{CAUTION}left out: "  # how the sentence on rows that are no rollouts starts
-SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +93,12 @@ def check_log(
     chosen, guessed = choose_columns(scan, known_columns(kind, scan), given)
     reader, unused = reader_of(chosen, guessed, given, scan, faults)
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
-    if skip_bad and left_out and EVERY.fullmatch(chosen.get("group", "")):
+    if not EVERY.fullmatch(chosen.get("group", "")):
+        rollouts = [one for one in rollouts if one.failure != BROKEN]
+    elif lost := {*left_out} - {one.where for one in rollouts}:
         fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
-        faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found="blocks of rows", fix=fix)
+        found = f"blocks of rows, and no prompt in {min(lost)}"
+        faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found=found, fix=fix)
     if scan.num_rows and (fault := reward_fault(rollouts, scan, reader.columns, source)):
         faults.note(fault, "reward missing")
     if faults and format_name is None and kind.name != GENERAL:

@@ -29,6 +29,7 @@ from replay_pools.logs.columns import (
     look_up,
     mark_of,
     number_of,
+    opened,
     parse_column,
     parts_of,
     truth_of,
@@ -39,6 +40,12 @@ from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
 _PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
+PROMPT_FIELDS = ("messages", "rendered", "skipped", "prompt_ids")
+BROKEN = "a bad row"  # the failure of one that --skip-bad leaves out; a block of rows was sampled with it
+SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
+# A completion that is the whole conversation begins with a role, and its answer stands behind these words.
+_CONVERSATION = re.compile(r"\s*(?:<[^<>\n]*>\s*)*(?:system|user|human)\b", re.I)
+_ANSWER = r"(?:<[^<>\n]*>|\s)*(?:assistant|model)(?:<[^<>\n]*>)?:? ?\n{0,2}(?:<think>\n\n</think>\n\n)?"
 LISTED_COLUMNS = 20
 
 
@@ -135,7 +142,7 @@ class Reader:
                 self._refuse(row, error.where or target, error, faults)
         if one.failure is not None:
             return one
-        prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
+        prompts = [getattr(one, name) for name in PROMPT_FIELDS]
         completions = (one.completion, one.turns, one.completion_ids)
         for what, values in (("prompt", prompts), ("completion", completions)):
             if all(value is None for value in values):
@@ -143,7 +150,9 @@ class Reader:
                 fix = f"pass --map {what}=COLUMN; --skip-bad N leaves out at most N such rows"
                 faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
         if one.messages and one.messages[-1]["role"] == "assistant" and all(value is None for value in prompts[1:]):
-            fix = "--map completion=none takes it for the completion; if it was begun for the policy, log prompt_ids"
+            fix = "--map completion=none takes it for the completion"
+            if (one.completion or "").strip() not in one.messages[-1]["content"]:
+                fix = "the completion goes on from it: log prompt_ids, or the text with it (--map rendered=COLUMN)"
             error = InputError("", expected="a prompt without its answer", found="a turn of the assistant", fix=fix)
             self._refuse(row, "prompt" if "prompt" in self.columns else "messages", error, faults)
         return one
@@ -189,10 +198,10 @@ class Reader:
             elif one.messages[0]["content"] != one.system:
                 raise InputError("system", expected="one system prompt", found="another one", fix="--map system=none")
         if one.messages and "completion" not in self.columns:
-            # A conversation that holds its answer; a tool's word behind it was not answered.
+            # A conversation that holds its answer; a tool's word may stand behind it.
             last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
-            messages = one.messages[: last + 1]
-            if messages[-1]["role"] == "assistant":
+            messages = one.messages
+            if messages[last]["role"] == "assistant":
                 answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
                 is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
                 sampled = [place for place in answers if messages[place].get("trainable")] or answers
@@ -202,23 +211,31 @@ class Reader:
         if thought and text is not None and one.completion_ids is None and thought not in text:
             one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
         if one.turns:
-            if one.turns[0]["role"] != "assistant":
+            own = [place for place, turn in enumerate(one.turns) if turn["role"] == "assistant"]
+            if own[:1] != [0]:
                 raise InputError("completion", expected="a turn of the assistant", found=one.turns[0]["role"])
-            last = max(place for place, turn in enumerate(one.turns) if turn["role"] == "assistant")
-            for name, value in answer_of(one.turns[: last + 1]).items():
+            if any(one.turns[place].get("trainable") is False for place in own):
+                raise SkipRow("a turn of the assistant that is not trained on (trainable is false) behind others")
+            if one.finish and own[-1] + 1 < len(one.turns):
+                one.finish = "stop"  # the limit was met in the words of others
+            for name, value in answer_of(one.turns[: own[-1] + 1]).items():
                 setattr(one, name, value)
 
 
 def _is_message(value: Any) -> bool:
-    word = value.strip().lower() if isinstance(value, str) else ""
-    is_text = word not in ("", "none", "null", "nan") and truth_of(word) is not False
-    return is_text or value is True or (isinstance(value, dict | list) and bool(value))
+    """Return whether a value says that there was an error: a text, an object, a code other than 0, but no fraction."""
+    if (number := number_of(value)) is not None:
+        return number != 0 and number.is_integer()
+    value = opened(value)
+    is_text = isinstance(value, str) and value.strip().lower() not in ("", "none", "null", "nan")
+    return is_text or (isinstance(value, dict | list) and bool(value))
 
 
 _FAILED = re.compile(r"(.*\.)?(abort(ed)?|fail(ed|ure)|error(ed)?|cancell?ed|timeout)", re.I)
 # {a column: whether its value says that the row is no rollout to train on}
 STATUS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("error", "errors", "exception"), _is_message),
+    **dict.fromkeys(("error", "exception"), _is_message),
+    "errors": lambda value: number_of(value) is None and _is_message(value),  # a number counts those in the answer
     "status": lambda value: isinstance(value, str) and _FAILED.fullmatch(value) is not None,
     **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
     **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
@@ -284,7 +301,8 @@ def _place_mask(one: Logged) -> None:
         raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
     start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
     if start and prompt is None and one.messages is not None:
-        raise InputError("mask", expected="a sampled id first", found=f"{start} others", fix="log prompt_ids")
+        fix = "log prompt_ids, or leave the text of the prompt out: --map messages=none, or prompt=none"
+        raise InputError("mask", expected="a sampled id first", found=f"{start} others", fix=fix)
     if logprobs := one.logprobs:
         if len(logprobs) == sum(mask) < len(ids):  # one a sampled id
             each = iter(logprobs)
@@ -298,7 +316,14 @@ def _place_mask(one: Logged) -> None:
         # The ids may begin with the prompt's ids, which may be padded in its own column.
         padding = (prompt or [])[: -min(start, len(prompt or []))]
         is_prompt = prompt is not None and prompt == [*padding, *ids[:start]] and len({*padding}) < 2
+        if prompt and not is_prompt and len({*ids[stop:]}) > 1:
+            fix = "if 1 marks the ids of tools, log 0 for them"
+            raise InputError(
+                "mask", expected="1 for each sampled id", found="0 for the first ids and the last", fix=fix
+            )
         one.prompt_ids, one.plen = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]], None
+    if stop < len(ids):
+        one.finish = None  # the last sampled id tells it: the limit was met in the words of others
     one.completion_ids, one.mask, one.comp_len = ids[start:stop], mask[start:stop], None
 
 
@@ -326,12 +351,16 @@ def as_rollouts(
         elif wrong:
             bad.append(row.where)
             of_bad.take(wrong)
-        if one is None or wrong:
+            if one and any(getattr(one, name) is not None for name in PROMPT_FIELDS):
+                one.failure = BROKEN
+        if one is None or (wrong and not one.failure):
             continue
         key, cells = repr(row.fields), {**row.fields, FILE: row.file}
-        whole.update(key.encode(errors="replace"))
+        if one.failure != BROKEN:
+            whole.update(key.encode(errors="replace"))
         one.number, one.row_key = number, _digest(key)
-        one.marks = tuple(mark_of(name.rpartition(".")[2], look_up(cells, name)) for name in reader.marks)
+        marks = (mark_of(name.rpartition(".")[2], look_up(cells, name)) for name in reader.marks)
+        one.marks = tuple(shared.setdefault(mark, mark) for mark in marks)
         rollouts.append(_summary(one, shared))
         report("rows checked", number, number)
     notes = [f"{CAUTION}left out: {reason} ({count} rows)" for reason, count in skipped.items()]
@@ -359,6 +388,9 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     start: Any = one.prompt_ids if one.completion_ids else text
     whole: Any = one.completion_ids or one.completion
     one.echo = len(start) if start and whole and whole[: len(start)] == start else None
+    if text and isinstance(whole, str) and _CONVERSATION.match(whole):
+        found = re.search(re.escape(text.strip()) + _ANSWER, whole, re.I)
+        one.echo = found.end() if found else one.echo
     for name in KEYS:
         if key := getattr(one, name):
             known = tuple(f"prompt-{one.prompt_key:016x}" if part == _PROMPT_KEY else part for part in key)
@@ -384,5 +416,7 @@ def reward_fault(
     # In a CSV file every cell is a text; a whole number is rarely a reward.
     cells = {name: cell for name, cell in flat(scan.first).items() if isinstance(cell, float | str)}
     numbers = [name for name, cell in cells.items() if number_of(cell) is not None and not str(cell).isalpha()]
+    lists = {name: cell for name, cell in scan.first.items() if isinstance(cell, list) and not name.endswith("ids")}
+    numbers += [f"{name}.sum" for name, cell in lists.items() if cell and all(isinstance(each, float) for each in cell)]
     found = f"none of {scan.num_rows} rows, but numbers in {', '.join(numbers[:LISTED_COLUMNS]) or 'no column'}"
     return InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix="--map reward=COLUMN")

@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from replay_pools.base.errors import InputError
+from replay_pools.logs.columns import MARKUP
 from replay_pools.logs.files import SkipRow, described
-from replay_pools.logs.rollouts import Logged
+from replay_pools.logs.rollouts import SHORTEST_ECHO, Logged
 from replay_pools.logs.values import Turns, is_plain, plain_chat
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
@@ -28,6 +29,7 @@ MARKER_AT_END = re.compile(rf"(?:{MARKERS.pattern})\s*$")
 SKIPPED = re.compile(
     r"(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n(?:<think>\n\n</think>\n\n)?", re.S
 )
+TOOL_IN_TEXT = re.compile(r"<(tool_response|tool_result|information|observation|interpreter)>")
 NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
 
 
@@ -71,6 +73,8 @@ class Tokeniser:
             if not (row.completion or row.completion_ids):
                 raise SkipRow("no answer behind the prompt")
             self._count((True, "the completion began with the prompt, which was cut"))
+        elif (known.echo or 0) >= SHORTEST_ECHO:
+            self._count((True, f"{CAUTION}the completion begins with the prompt, unlike others: it was not cut"))
         if row.completion_ids is None and row.turns is not None:
             return self._rendered_turns(row, row.turns)
         prompt = self._prompt(row, known.prompt_key)
@@ -111,6 +115,9 @@ class Tokeniser:
         else:
             assert messages is not None
             assert row.messages is not None
+            for message in row.messages:
+                if MARKUP.match(message["content"]):  # rendered already
+                    self._check_markup(row, message["content"])
             notes = [f"the prompt was rendered by the model's template, with{'' if self.thinks else 'out'} thinking"]
             if row.tools or not is_plain(row.messages):
                 whole = self.chat.render_turns(row.messages, [{"role": "assistant", "content": "."}], row.tools)
@@ -225,6 +232,10 @@ class Tokeniser:
         text = row.completion or ""
         if end := MARKER_AT_END.search(text):
             self._check_markup(row, end[0], "completion")
+        if "\nassistant\n" in text:
+            raise SkipRow("several turns in one text, without a mask")
+        holds = f"{CAUTION}completions hold a tool's answer, which counts as sampled: log ids with completion_mask"
+        self._count((TOOL_IN_TEXT.search(text) is not None, holds))
         ids = encoded = self._encode(text)
         has_ended = bool(encoded) and encoded[-1] in self.chat.eos_ids
         finish = "stop" if has_ended else row.finish

@@ -154,7 +154,8 @@ def turns_of(value: Any) -> Turns | None:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         plain = opened(value.strip())
         messages = plain if isinstance(plain, list) else [plain]
-        if messages and all(isinstance(m, dict) and m.get("role") in ROLES and len(m) > 1 for m in messages):
+        are_turns = all(isinstance(turn, dict) and "role" in turn and len(turn) > 1 for turn in messages)
+        if messages and are_turns and messages[0]["role"] in ROLES:
             value = plain
         elif isinstance(plain, str) and MESSAGES_AS_TEXT.match(value):  # as Python prints them
             raise wrong_value("messages, as a list or its JSON text", value, fix="write them with json.dumps")
@@ -185,8 +186,15 @@ def _calls(value: Any) -> list[dict[str, Any]]:
 
 def _function(item: dict[str, Any]) -> dict[str, Any]:
     """Return a call or a schema in the form that chat templates take; some writers write it flat."""
-    keys = ("name", "description", "parameters", "arguments")
+    keys, item = ("name", "description", "parameters", "arguments"), _without_gaps(item)
     return item if "function" in item else {"type": "function", "function": {k: item[k] for k in keys if k in item}}
+
+
+def _without_gaps(value: Any) -> Any:
+    """Return a value without keys of null: tables give each object the keys of all."""
+    if isinstance(value, dict):
+        return {key: _without_gaps(inner) for key, inner in value.items() if inner is not None}
+    return [*map(_without_gaps, value)] if isinstance(value, list) else value
 
 
 def is_plain(turns: Turns) -> bool:

@@ -165,6 +165,8 @@ def test_failed_rollouts_of_trl_stay_in_their_block(failed: dict[str, Any], tmp_
     assert sizes(log) == [3, 4, 4]
     assert log.scale_rewards == "group"
     rows[0]["completion"] = None
+    read_as(trl_table(tmp_path, rows), [3, 3, 4], skip_bad=1)
+    rows[0]["prompt"] = None
     read_as(trl_table(tmp_path, rows), "group=step+prompt,advantage=none", skip_bad=1)
     read_as(tmp_path, [3, 3, 4], skip_bad=1, mapping={"group": "step+prompt", "advantage": "none"})
 

@@ -32,6 +32,8 @@ COLUMNS: dict[str, tuple[Any, str | None]] = {
     ),
     "uuid": (lambda n, p, i: f"{n} {i}", None),
     "is_long": (lambda n, p, i: bool(i % 2), None),
+    "use_adapter": (lambda n, p, i: bool(n), "--map group=use_adapter+prompt"),
+    "is_right": (lambda n, p, i: bool((i + n) % 2), None),
 }
 
 
@@ -87,6 +89,9 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "one answer of each draw": (interleaved("pq", "pq", draw=lambda n, p, i: 4 * n + i), [8, 8], ""),
     "a prompt in two columns": (TWO_COLUMNS, "prompt=prompt+problem", ""),
     "an error that is false": (passes("pq", error=lambda *_: "False"), [4, 4], ""),
+    "a code of an error": (passes("pq", error=lambda n, p, i: float(i == 1)), [3, 3], "`error` says"),
+    "a measured error": (passes("pq", error=lambda n, p, i: i / 8 + 0.1), [4, 4], ""),
+    "two right answers": (interleaved("p", "p", gts=lambda n, *_: "ab"[n]), "--map group=gts+prompt", ""),
     "a split": (passes("pq", "pq", split=lambda n, *_: ("train", "val")[n]), [4, 4], EVALUATION),
     "a mask of rows": (passes("pq", sample_mask=lambda n, p, i: i % 2), [2, 2], "`sample_mask` says"),
     "three times": (ONE * 3, "--map group=every:4 keeps them apart", ""),
@@ -103,6 +108,7 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "environments": (ENVIRONMENTS, [3, 4], "`example_id` is another one in every row, or has several prompts"),
     "no reward": ([*passes("p"), row(prompt="p", reward=float("nan"))], [4], "1 of 5 rows have no reward"),
     "a file a run": ({"run1/log.jsonl": ONE, "run2/log.jsonl": OTHER}, "--map group=file+prompt", ""),
+    "a step again": ({"a.jsonl": stepped(0, 1, 2)[:-2], "b.jsonl": stepped(2, 3)}, "--map group=step+file+prompt", ""),
     "a folder a step": ({"global_step_5/r.jsonl": ONE, "global_step_10/r.jsonl": OTHER}, [4] * 4, ""),
     "validation": ({"rollouts/1.jsonl": ONE, "validation/1.jsonl": OTHER}, [4, 4], "evaluations next to training"),
     "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies were left out"),

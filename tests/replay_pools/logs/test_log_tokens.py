@@ -149,10 +149,15 @@ def test_an_empty_answer_is_the_end_of_its_turn(imported, chat) -> None:
         imported(rows)
 
 
-EARLIER = [USER, answer("a"), USER]
+EARLIER, ASKS = [USER, answer("a"), USER], ("", "Write p(x).")
 # {case: (rows, what their import says)}
 SAID: dict[str, tuple[list[dict[str, Any]], str]] = {
     "another length": (passes("pq", response_length=lambda *_: 500), "the logged length of the completion is not"),
+    "an echo of some": (
+        passes("p", completion=lambda n, p, i: ASKS[i % 2] + f"{i}", prompt=lambda *_: ASKS[1]),
+        "not cut",
+    ),
+    "a tool's answer": (passes("p", completion=lambda n, p, i: f"<information>{i}"), "hold a tool's answer"),
     "no ids": (passes("pq", logprobs=lambda *_: [-0.5] * 3), "log-probabilities were left out"),
     "earlier answers": (
         [{"messages": [*(EARLIER if i < 4 else [USER]), answer(f"b{i}")], "score": i % 2} for i in range(8)],
@@ -213,8 +218,9 @@ def test_ids_of_prompt_and_completion(case: str, imported) -> None:
 def test_a_prompt_that_one_answer_leaves_empty_is_cut_from_all(imported) -> None:
     rows = passes("p", completion=lambda n, p, i: "Write p(x)." + f"a{i}" * (i > 0), prompt=lambda *_: "Write p(x).")
     rows += passes("q", completion=lambda n, p, i: f"2+2={i}", prompt=lambda *_: "2+2=")
+    rows += passes("r", completion=lambda n, p, i: f"system\n\nS\nuser\n{p}<end>\nassistant\n{i}")
     pool = imported(rows)
-    assert [[one.completion for one in group] for group in pool.steps] == [["a1", "a2", "a3"], [*"0123"]]
+    assert [[one.completion for one in group] for group in pool.steps] == [["a1", "a2", "a3"], [*"0123"], [*"0123"]]
     assert any("no answer behind the prompt (1 rows)" in caution for caution in pool.cautions)
 
 
@@ -233,8 +239,14 @@ def test_a_completion_that_reasons_was_sampled_by_a_prompt_with_thinking(importe
 
 
 def test_completions_with_the_markup_of_another_model_are_refused(imported, chat) -> None:
-    with pytest.raises(InputError, match=r"<\|eot_id\|>: no tokens"):
-        imported([row(i, completion=f"{i}<|eot_id|>") for i in range(4)])
+    for name in ("completion", "prompt"):
+        with pytest.raises(InputError, match=r"<\|eot_id\|>.*: no tokens"):
+            imported(
+                [
+                    row(i, **{name: [USER | {"content": f"<|eot_id|>{i}"}] if name == "prompt" else f"{i}<|eot_id|>"})
+                    for i in range(4)
+                ]
+            )
     end = chat.tokenizer.convert_ids_to_tokens(EOS)
     pool = imported([row(i, completion=f"{i}{end}") for i in range(4)])
     assert {rollout.completion_ids[-1] for rollout in pool.steps[0]} == {EOS}

@@ -18,6 +18,7 @@ SCORED = {"id": "t", "epoch": 1, "messages": [USER, ANSWER], "output": {"choices
 SCORED |= {"scores": {"a": {"value": 1}, "b": {"value": "P"}}}
 SAID = [USER, ANSWER, {"role": "user", "content": "v"}]
 PARTS = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in SAID]
+OBSERVED = [USER, {"role": "observation", "content": "8"}]
 CALL = {"name": "run", "arguments": '{"x": 4}'}
 
 
@@ -50,6 +51,7 @@ VALUES: dict[str, tuple[Rows, str, str, list[Any]]] = {
     "a key": (of(info=({"right": 0}, {"right": 1}) * 2), "gt_pass=info.right", "gt_pass", [False, True] * 2),
     "an answer that is JSON": (of(completion=ADMIN), "", "completion", [*ADMIN]),
     "a prompt in parts": (of(prompt=PARTS), "", "messages", [SAID] * 4),
+    "another role in a JSON text": (of(prompt=json.dumps(OBSERVED)), "", "messages", [OBSERVED] * 4),
     "a prompt as JSON text": (of(prompt=json.dumps(SAID)), "", "messages", [SAID] * 4),
     "the last turn": (bare(messages=[*SAID, ANSWER], answer="42", text="t"), "", "completion", ["a"] * 4),
     "a prompt that holds its answer": (of(prompt=[USER, ANSWER]), "completion=none", "messages", [[USER]] * 4),
@@ -64,7 +66,10 @@ def test_values_of_columns(case: str) -> None:
     assert [getattr(one, target) for _, _, one in log.rollouts()] == right
 
 
-@pytest.mark.parametrize("calls", [[json.dumps(CALL)], json.dumps([CALL]), [{"type": "function", "function": CALL}]])
+GAPS = {"arguments": {"x": 4, "y": None}}  # of a table with calls of other tools
+
+
+@pytest.mark.parametrize("calls", [[json.dumps(CALL)], json.dumps([CALL]), [{"function": CALL}], [{**CALL, **GAPS}]])
 def test_calls_of_tools_as_writers_write_them(calls: Any) -> None:
     """As objects for the chat template; schemas likewise."""
     turns = [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "8"}]
@@ -72,7 +77,8 @@ def test_calls_of_tools_as_writers_write_them(calls: Any) -> None:
     rows = of(prompt=[USER], completion=answers, tool_defs='[{"name": "run"}]')
     (_, _, first), *_ = check_log(rows).rollouts()
     assert first.turns is not None
-    assert first.turns[0]["tool_calls"] == [{"type": "function", "function": CALL}]
+    (call,) = first.turns[0]["tool_calls"]
+    assert call["function"] == {"name": "run", "arguments": {"x": 4} if calls == [{**CALL, **GAPS}] else '{"x": 4}'}
     assert first.tools == [{"type": "function", "function": {"name": "run"}}]
 
 
@@ -105,7 +111,8 @@ REFUSED: dict[str, tuple[Rows, str, list[str]]] = {
     "Python's notation": (of(prompt=repr([USER])), "", ["item 0 prompt", "write them with json.dumps"]),
     "an image": (of(prompt=IMAGE), "", ["item 0 prompt"]),
     "no answer, no prompt": (bare(messages=CONVERSATIONS), "", ["item 1 completion", "item 2 prompt"]),
-    "an answer in the prompt": (of(prompt=[USER, ANSWER]), "", ["--map completion=none"]),
+    "an answer in the prompt": (of(prompt=[USER, ANSWER], completion="a"), "", ["--map completion=none"]),
+    "an answer that is begun": (of(prompt=[USER, ANSWER]), "", ["log prompt_ids"]),
     "half a character": (of(completion="\ud800"), "", ["--skip-bad N"]),
     "a control character": (of(env="a\0b"), "", ["env: expected a text without control characters"]),
     "a call without a name": (of(completion=[ANSWER | {"tool_calls": ["run"]}]), "", ["tool calls, each an object"]),
@@ -124,6 +131,12 @@ REFUSED: dict[str, tuple[Rows, str, list[str]]] = {
         "",
         ["ids of tools would count as sampled"],
     ),
+    "a mask of tools": (
+        bare(prompt_ids=[40], completion_ids=[5, 45, 46, 51, 2], tool_mask=[0, 1, 1, 0, 0]),
+        "",
+        ["if 1 marks the ids of tools"],
+    ),
+    "rewards of tokens": (of(reward=None, rewards=[0.0, 0.5]), "", ["rewards.sum"]),
     "a mask without ids": (of(loss_mask=[1, 0, 1]), "", ["expected the ids that it masks"]),
 }
 
@@ -210,3 +223,4 @@ def test_a_recognised_format_is_named_beside_the_faults() -> None:
     assert "verl" in of_format
     assert "--format columns" in of_format
     assert len(refused(rows, format_name="verl")) == 1
+    assert check_log([{"run": "x"}, *[{**one, "score": 1.0} for one in rows]], skip_bad=1).format.name == "verl"

@@ -53,9 +53,16 @@ def test_the_divisor_is_found(scale: str, tmp_path: Path) -> None:
 
 def test_rewards_that_the_advantages_refute_are_refused(tmp_path: Path) -> None:
     """Weights that are not those of the training, named or by default; advantages of no known loss."""
-    cases = ((1.0, 0.25, 0.0, {}), (1.0, 0.25, 0.0, {"reward": "right+style"}), (1.0, 1.0, 2.0, {}))
+    cases = (
+        (1.0, 0.25, 0.0, {}),
+        (1.0, 0.25, 0.0, {"reward": "right+style"}),
+        (1.0, 1.0, 2.0, {}),
+        (1.0, 0.2, 0.0, {}),
+    )
     for i, (right, style, shift, mapping) in enumerate(cases):
         source = trl_log(tmp_path / str(i), "group", (right, style), shift=shift)
+        if i == 3:  # one group shows it too
+            source.write_text("".join(source.read_text().splitlines(keepends=True)[:SIZE]))
         with pytest.raises(InputError, match="--map reward=right.WEIGHT.style.WEIGHT, .* or --map advantage=none"):
             check_log(source, mapping=mapping)
         assert check_log(source, mapping=mapping | {"advantage": "none"}).scale_rewards is None
