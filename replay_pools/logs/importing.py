@@ -116,10 +116,8 @@ def check_log(
         check_comparable(groups, rollouts, reader.marks, chosen, base, source)
     notes = [*rows.notes, *([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
     if "hacked" not in {*chosen, *given}:
-        inner = {
-            name: name.rpartition(".")[2] for name, cell in flat(scan.first).items() if number_of(cell) is not None
-        }
-        named = (name for name, key in inner.items() if key in TARGETS["hacked"])
+        numbers = (name for name, cell in flat(scan.first).items() if number_of(cell) is not None)
+        named = (name for name in numbers if name.rpartition(".")[2] in TARGETS["hacked"])
         notes += [f"`{name}` may say which rollouts hack: --map hacked={name}" for name in named]
     for name in (name for name in ("model", "model_name", "checkpoint", "ckpt") if name in scan.values):
         several = f"{CAUTION}rollouts of {len(scan.values[name])} values of `{name}`: --model is one of them at most"

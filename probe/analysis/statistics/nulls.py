@@ -85,10 +85,8 @@ def haar_test(name: str, cosine: float, haar_sd: float, *, arm: str | None = Non
     """
     z, half = cosine / haar_sd, NORMAL_975 * haar_sd
     parts = {"sd": haar_sd, "q95": NORMAL_95 * haar_sd, "z": z}
-    interval, p = (
-        Interval(low=max(-1.0, cosine - half), high=min(1.0, cosine + half)),
-        2.0 * float(special.ndtr(-abs(z))),
-    )
+    interval = Interval(low=max(-1.0, cosine - half), high=min(1.0, cosine + half))
+    p = 2.0 * float(special.ndtr(-abs(z)))
     return Estimate(name=name, value=cosine, interval=interval, arm=arm, null=0.0, p=p, parts=parts)
 
 
