@@ -38,7 +38,7 @@ WORKERS = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DELETE_ON_ERROR:
 
 demo: $(RUN_DEPS)
-	@rm -rf out/runs/demo out/runs/demo-mixed
+	@rm -rf out/runs/demo out/runs/mixed
 	$(VENV)/bin/probe demo
 
 # The main job on SmolLM2-135M-Instruct (spec/guide/real.md): a policy that solves, a teacher that hacks, a training with

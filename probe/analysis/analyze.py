@@ -11,6 +11,7 @@ To add an estimate, see `probe.analysis.families`.
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ class Analysis:
     def __repr__(self) -> str:
         """Return one line; `print(analysis.verdict)` shows the screen of `probe analyze`."""
         return f"Analysis({self.run}: {self.verdict.word})"
+
+    def _repr_html_(self) -> str:
+        """Return the screen, for a notebook."""
+        return f"<pre>{escape(str(self.verdict))}</pre>"
 
     @property
     def run(self) -> str:

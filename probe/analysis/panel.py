@@ -26,6 +26,12 @@ from probe.analysis.statistics.intervals import (
     student_quantile,
 )
 
+# {detector that needs neither pairs nor labels: what its order says}
+WITHOUT_PAIRS = {
+    "logratio": "ranks what training made likelier",
+    "fingerprint": "splits the rollouts in two (read both ends)",
+}
+
 
 def leading(scores: Mapping[str, Scores], names: Sequence[str]) -> str | None:
     """Return the first detector that was measured and needs no label; None if there is none."""
@@ -74,7 +80,7 @@ def against_trivial(scores: Mapping[str, Scores], labels: Array, prompts: Sequen
         other, without = (b[0], b[1]) if name == "words" or b[0] >= 0.5 else (1 - b[0], 1 - b[1])
         differences, value = a[1] - without, a[0] - other
         half = student_quantile(0.95, a[2]) * math.sqrt((len(differences) - 1) * differences.var())
-        interval = Interval(low=value - half, high=value + half) if half > 0 else None
+        interval = Interval(low=max(-1.0, value - half), high=min(1.0, value + half)) if half > 0 else None
         parts = {"own": a[0], "trivial": other}
         rows.append(replace(row, value=value, interval=interval, n=len({*members}), null=0.0, parts=parts))
     return rows
@@ -156,16 +162,25 @@ def beaten_by(rows: Sequence[Estimate]) -> tuple[list[Estimate], list[Estimate]]
 
 
 def worth(
-    families: Mapping[str, Sequence[Estimate]], labels: Array | None, num_ranked: int, *, is_drawn: bool
+    families: Mapping[str, Sequence[Estimate]],
+    scores: Mapping[str, Scores],
+    lead: str | None,
+    labels: Array | None,
+    *,
+    is_drawn: bool,
 ) -> list[str]:
-    """Return sentences on what a ranking is worth, by the families of `probe.runs.detect.Detected`.
+    """Return sentences on what a ranking is worth, by the fields of `probe.runs.detect.Detected`.
 
     Args:
+        families: the estimates.
+        scores: of all detectors.
+        lead: the detector that orders the list.
         labels: (rollouts,) 1 for a hack, 0 for none, NaN if unknown; None without any label.
         is_drawn: whether rollouts were drawn for labels.
     """
     lines, areas, beaten = [], families.get("auroc"), families.get("beaten")
-    known = 0 if labels is None else int((labels >= 0).sum())
+    measured = {name: score.values for name, score in scores.items() if score.values is not None}
+    known, num_ranked = 0 if labels is None else int((labels >= 0).sum()), max(map(len, measured.values()), default=0)
     if areas is not None and 2 * known < num_ranked:
         lines.append(
             f"Only {known} of {num_ranked} rollouts have a label. If a score drew them, the AUROCs are biased: --label "
@@ -176,11 +191,13 @@ def worth(
         lines.append(f"No AUROC: {hacks} of the {known} ranked rollouts with a label are hacks, and it compares both.")
     elif areas is not None and beaten:
         lines += _against_trivial_in_words(areas, beaten)
+    if of_lead := [row for row in areas or () if row.name == lead and row.is_bounded and row.low <= 0.5]:
+        lines.append(_no_better_than_chance(of_lead[0], areas or ()))
     elif areas is None and not is_drawn:
         lines.append("No labels: nothing says how good these rankings are. --label 20 asks for a few and says it.")
     kinds = families.get("left_out")
-    if measured := [row for row in kinds or () if row.value is not None]:
-        worst, best = (choose(measured, key=lambda row: row.value or 0.0) for choose in (min, max))
+    if left_out := [row for row in kinds or () if row.value is not None]:
+        worst, best = (choose(left_out, key=lambda row: row.value or 0.0) for choose in (min, max))
         lines.append(
             f"Finds exploits like your pairs. Pairs of the other kinds find a left-out kind with AUROC {worst:.2f} "
             f"(lowest, {worst.name}) to {best.value:.2f} (highest). Hacks of no kind in the pairs may rank anywhere."
@@ -188,11 +205,20 @@ def worth(
     elif kinds is not None:
         lines.append("Finds exploits like your pairs, which name one kind alone: no kind can be left out to test this.")
     else:
-        lines.append(
-            "Without pairs nothing knows what a hack is: logratio ranks what training made likelier, fingerprint "
-            "splits the rollouts in two (read both ends). Write pairs of your hack for --pairs."
-        )
+        what = "".join(f" {name} {does}." for name, does in WITHOUT_PAIRS.items() if name in measured)
+        lines.append(f"Without pairs nothing knows what a hack is.{what} Write pairs of your hack for --pairs.")
     return lines
+
+
+def _no_better_than_chance(lead: Estimate, areas: Sequence[Estimate]) -> str:
+    """Say that the order of the list is not that of the labels, and which detector has a better one."""
+    what = "worse than chance: its first rollouts are clean ones" if lead.high < 0.5 else "not clearly above chance"
+    line = f"The list is ordered by {lead.name}, whose AUROC {lead} is {what} (0.50)."
+    better = [row for row in areas if row.is_bounded and row.low > 0.5 and row.name not in NULLS]
+    if not better:
+        return f"{line} No other detector is clearly above it."
+    best = max(better, key=lambda row: row.value or 0.0)
+    return f"{line} --detectors {best.name} orders it by {best.name}, AUROC {best}."
 
 
 def _against_trivial_in_words(areas: Sequence[Estimate], beaten: Sequence[Estimate]) -> list[str]:

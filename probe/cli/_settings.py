@@ -8,6 +8,8 @@ An option of a setting is shorthand for `--set KEY=VALUE`; the field defines its
 gets its value as the parameter KEY with __ for a dot, None where it was not given.
 """
 
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce, wraps
@@ -41,7 +43,13 @@ SEED_FLAGS = {
 
 
 class SettingsCommand(click.Command):
-    """A verb with settings; the error for an unknown option names the matching setting."""
+    """A verb with settings; its help keeps every example on one line, and an unknown option names its setting."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help; click leaves a paragraph after `\\b` as it is."""
+        text = re.sub(r"(Examples?:)\s+probe ", r"\1\n\n  probe ", inspect.cleandoc(self.help or ""))
+        self.help = re.sub(r"(?m)^  probe ", "\b\n  probe ", text)
+        super().format_help_text(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; for an unknown option, raise an error with the matching setting."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FIRST = 10  # rows of the list to read first
 GIST = 56  # characters of a completion in the list
+ANSWERS = "answers.jsonl"  # labels from the terminal, in the folder of the results
 
 
 @verb()
@@ -51,9 +52,10 @@ def detect(rollouts: str, detectors: str | None, basis: Basis, no_gradients: boo
     the pool's, or --model with --adapter. Without --pairs, only detectors that need none run. With labels the screen
     has the AUROC of every detector and says BEATEN where a score that costs nothing does as well. Examples:
 
-    \b
       probe detect mixed --pairs builtin:run_tests
+
       probe detect log.jsonl --model Qwen/Qwen3-4B --pairs pairs.jsonl --label 20
+
       probe detect log.jsonl --model Qwen/Qwen3-4B --no-gradients --detectors logratio,text:sys\\.exit
     """
     config, settings = configured("replay", given), all_settings(given)
@@ -69,7 +71,11 @@ def detect(rollouts: str, detectors: str | None, basis: Basis, no_gradients: boo
     detection = detect_by(say=lambda text: None if text.startswith(CAUTION) else say(text), labels=given["labels"])
     is_json = click.get_current_context().params["as_json"]
     if label is not None and given["labels"] is None and sys.stdin.isatty() and not is_json:
-        detection = detect_by(say=lambda _: None, labels=_asked(detection))
+        answers = _asked(detection)
+        if answers is None:
+            yield f"labels saved in {detection.path / ANSWERS}: repeat the command to continue"
+            return detection.to_json()
+        detection = detect_by(say=lambda _: None, labels=answers)
     yield from _described(detection)
     if label is not None and "audit" not in detection.families:
         counts = Counter(stratum for _, stratum in detection.drawn)
@@ -95,13 +101,16 @@ def _split(text: str | None) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _asked(detection: "Detected") -> Path:
-    """Ask for the label of every drawn rollout on the terminal; earlier answers in the folder are kept."""
+def _asked(detection: "Detected") -> Path | None:
+    """Ask for the label of every drawn rollout on the terminal; earlier answers in the folder are kept.
+
+    Return the file of labels; None if the user stops before the last one.
+    """
     from probe.analysis.detectors import place_of
     from probe.report.facts import question_of
     from probe.runs.detect import read_labels
 
-    path = detection.path / "answers.jsonl"
+    path = detection.path / ANSWERS
     known = read_labels(path, detection.rollouts) if path.is_file() else {}
     for number, (row, _) in enumerate(detection.drawn, 1):
         rollout, place = detection.rollouts[row], place_of(detection.rollouts[row])
@@ -109,7 +118,9 @@ def _asked(detection: "Detected") -> Path:
             continue
         echo(f"\n--- {number} of {len(detection.drawn)}: {place}\n\nPROMPT\n{question_of(rollout)}\n")
         echo(f"COMPLETION\n{rollout.written}\n")
-        answer = click.prompt("A hack?", type=click.Choice(["y", "n"]), show_choices=True)
+        answer = click.prompt("A hack? (q: save and stop)", type=click.Choice(["y", "n", "q"]), show_choices=True)
+        if answer == "q":
+            return None
         append_jsonl(path, {"id": place, "label": int(answer == "y")})
     return path
 
@@ -142,7 +153,7 @@ def _described(detection: "Detected") -> Iterator[str | Table]:
     yield _wrapped(*(f"caution: {caution}" for caution in detection.cautions), head)
     yield ""
     yield _wrapped(
-        *worth(detection.families, detection.labels, len(detection.rollouts), is_drawn=bool(detection.drawn))
+        *worth(detection.families, detection.scores, detection.lead, detection.labels, is_drawn=bool(detection.drawn))
     )
     for family, title, form, parts in FAMILIES:
         if rows := [row for row in detection.families.get(family, ()) if row.value is not None]:

@@ -78,22 +78,22 @@ def demo(ctx: click.Context, out: Path) -> None:
 
       probe demo
     """
-    from probe.analysis.verdict.pools import as_sampled  # brings numpy
+    from probe.analysis.verdict.next_step import MIXED, on_mixed  # brings numpy
 
     root, place = ctx.find_root(), ["--out", str(out)]
-    sampled = [word for key, value in as_sampled("mixed").items() for word in ("--set", f"{key}={value}")]
-    options = ["--arm", ",".join(USUAL_ARMS), "--set", f"token_attribution={COLOURED_STEPS}"]
-    for words in (
-        ["replay", "--replay-dirs", "teacher,base", *options, "--name", "demo"],
-        ["report", str(out / "runs" / "demo")],
-        ["replay", "--replay-dirs", "mixed", *sampled, *options, "--name", "demo-mixed"],
-        ["report", str(out / "runs" / "demo-mixed")],
-    ):
-        if words[-1] == "demo-mixed":
-            say("the next step, which the demo takes itself:")
+
+    def run(words: list[str]) -> None:
         say(f"probe {shlex.join(words)}{elsewhere(out)}")
         with root.command.make_context("probe", [*words, *place]) as context:
             root.command.invoke(context)
+
+    first, second = out / "runs" / "demo", out / "runs" / MIXED
+    options = ["--arm", ",".join(USUAL_ARMS), "--set", f"token_attribution={COLOURED_STEPS}"]
+    run(["replay", "--replay-dirs", "teacher,base", *options, "--name", first.name])
+    run(["report", str(first)])
+    say("the demo takes this next step itself:")
+    run(shlex.split(on_mixed(read_run(first)))[1:])
+    run(["report", str(second)])
 
 
 def _told(directory: Path) -> Text:

@@ -30,8 +30,8 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path) -
 
     Examples:
 
-    \b
       probe screen out/runs/demo
+
       probe screen out/runs/demo --lookahead 20
     """
     from probe.analysis.analyze import Analysis  # imports scipy, so only on demand

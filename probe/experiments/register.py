@@ -39,8 +39,9 @@ def register(folder: Path, out_dir: Path) -> list[dict[str, Any]]:
         InputError: the folder is missing or has no spec, or a spec cannot be read.
     """
     if not (files := spec_files(folder)):
-        found = "none" if folder.is_dir() else "no such folder"
-        raise InputError(folder, expected="specs (NAME.toml)", found=found, fix="give the folder that holds them")
+        found = "none" if folder.is_dir() else "no such folder here"
+        fix = "name their folder (probe spec list FOLDER), or write one (probe docs specs)"
+        raise InputError(f"folder {folder}", expected="specs of experiments (NAME.toml)", found=found, fix=fix)
     return [_entry(load_spec(path), out_dir) for path in files]
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, wraps
 from inspect import signature
 from typing import Any
@@ -19,7 +20,9 @@ ARGUMENTS = {
     r"--pairs-map (\S+)": r'settings={"intervention.extraction.pairs_map": "\1"}',
     r"--per-pool (\d+)": r'settings={"source.per_pool": \1}',
     r"--per-pool": r'settings["source.per_pool"]',
-    r"--(map|pairs|model|steps|name|k|labels|label|detectors)\b": r"\1",
+    r"--(adapter)\b": r'settings["model.\1"]',
+    r"--no-gradients\b": "gradients=False",
+    r"--(map|pairs|model|steps|name|k|labels|label|detectors|reference)\b": r"\1",
 }
 
 
@@ -32,7 +35,9 @@ def in_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any, **options: Any) -> Any:
         tell = options.pop("say", say)
         try:
-            return function(*args, **options, say=lambda text: tell(reworded(text)))
+            result = function(*args, **options, say=lambda text: tell(reworded(text)))
+            said = getattr(result, "cautions", ())
+            return replace(result, cautions=[*map(reworded, said)]) if said else result
         except InputError as error:
             parts = [
                 InputError(reworded(str(part.where)), expected=part.expected, found=part.found, fix=reworded(part.fix))

@@ -8,6 +8,7 @@ out/detect/NAME/drawn.jsonl            the rollouts that --label drew, for a fil
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -48,6 +49,7 @@ from replay_pools.logs.importing import CheckedLog, step_numbers
 from replay_pools.pool import CAUTION, MANIFEST_NAME, Pool, open_pool, pool_names, resolve_pool
 from replay_pools.rollout import Rollout
 
+SHOWN_ROWS = 10  # in a notebook
 # Prefixes of the settings that act; another one would be ignored, so it is refused.
 ACTING = ("model.", "intervention.extraction.", "objective.loss_type", "objective.max_completion_length", "seed")
 
@@ -71,6 +73,14 @@ class Detected:
     def __repr__(self) -> str:
         """Return one line, because a notebook would print thousands of rows."""
         return f"Detected({self.pool.name!r}, {len(self.rollouts)} rollouts by {self.lead}, {str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        """Return the first rows as a table, for a notebook."""
+        rows = self.rows()[:SHOWN_ROWS]
+        cells = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row.values()] for row in rows]
+        lines = [("th", rows[0] if rows else ()), *(("td", row) for row in cells)]
+        body = "".join(f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in row)}</tr>" for tag, row in lines)
+        return f"<p>{escape(repr(self))}</p><table>{body}</table>"
 
     def __len__(self) -> int:
         return len(self.rollouts)

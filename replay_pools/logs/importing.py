@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import locked
+from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import rewarded
-from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, choose_columns
+from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, choose_columns, number_of
 from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
 from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
@@ -92,6 +93,8 @@ def check_log(
         scan.add(row.file, row.fields if row.error is None else None)
     chosen, guessed = choose_columns(scan, known_columns(kind, scan), given)
     reader, unused = reader_of(chosen, guessed, given, scan, faults)
+    # Each is one fault: that its values are missing follows from it.
+    misnamed = {target for target in given if target in chosen and target not in (*reader.columns, "group")}
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
     if not EVERY.fullmatch(chosen.get("group", "")):
         rollouts = [one for one in rollouts if one.failure != BROKEN]
@@ -99,9 +102,10 @@ def check_log(
         fix = "mend them, or compare all rows of a step and prompt: --map group=step+prompt,advantage=none"
         found = f"blocks of rows, and no prompt in {min(lost)}"
         faults.add(f"--skip-bad {skip_bad}", "blocks", expected="groups by a column", found=found, fix=fix)
-    if scan.num_rows and (fault := reward_fault(rollouts, scan, reader.columns, source)):
+    fault = None if "reward" in misnamed else reward_fault(rollouts, scan, reader.columns, source)
+    if scan.num_rows and fault:
         faults.note(fault, "reward missing")
-    if faults and format_name is None and kind.name != GENERAL:
+    if faults and not misnamed and format_name is None and kind.name != GENERAL:
         fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
         faults.add(source, "format", expected=f"the format {kind.name}, by its columns", found="these faults", fix=fix)
     faults.check(source)
@@ -113,6 +117,10 @@ def check_log(
         base = PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
         check_comparable(groups, rollouts, reader.marks, chosen, base, source)
     notes = [*rows.notes, *([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
+    if "hacked" not in {*chosen, *given}:
+        numbers = (name for name, cell in flat(scan.first).items() if number_of(cell) is not None)
+        named = (name for name in numbers if name.rpartition(".")[2] in TARGETS["hacked"])
+        notes += [f"`{name}` may say which rollouts hack: --map hacked={name}" for name in named]
     for name in (name for name in ("model", "model_name", "checkpoint", "ckpt") if name in scan.values):
         several = f"{CAUTION}rollouts of {len(scan.values[name])} values of `{name}`: --model is one of them at most"
         one = f"sampled by {min(scan.values[name])} (`{name}`): is --model these weights?"

@@ -39,7 +39,8 @@ def null_test(
     """Return a statistic with its two-sided Monte-Carlo p = (1 + #) / (B + 1) (Phipson and Smyth 2010).
 
     p is never 0, and it is uniform when the statistic is one more draw from the null. `null` is the mean of the draws.
-    The interval has the centres to which the null can be moved without being rejected: it inverts the test.
+    The interval has the centres to which the null can be moved without being rejected: it inverts the test. It ends at
+    the bounds of the statistic: -1 and 1 for a cosine, 0 and 1 for an AUROC.
     parts: `sd` and 95th percentile `q95` of the null, and `z` (None if all draws are equal).
 
     Args:
@@ -60,7 +61,9 @@ def null_test(
     row = Estimate(name=name, value=statistic, n=len(x), unit="draw", arm=arm, null=mean)
     return replace(
         row,
-        interval=Interval(low=statistic - (above - mean), high=statistic - (below - mean)),
+        interval=Interval(
+            low=max(2 * centre - 1, statistic - (above - mean)), high=min(1.0, statistic - (below - mean))
+        ),
         p=(1 + int(np.sum(np.abs(x - centre) >= distance - ties))) / (len(x) + 1),
         parts={"sd": sd, "q95": q95, "z": (statistic - mean) / sd if sd > 0 else None},
     )
@@ -82,7 +85,8 @@ def haar_test(name: str, cosine: float, haar_sd: float, *, arm: str | None = Non
     """
     z, half = cosine / haar_sd, NORMAL_975 * haar_sd
     parts = {"sd": haar_sd, "q95": NORMAL_95 * haar_sd, "z": z}
-    interval, p = Interval(low=cosine - half, high=cosine + half), 2.0 * float(special.ndtr(-abs(z)))
+    interval = Interval(low=max(-1.0, cosine - half), high=min(1.0, cosine + half))
+    p = 2.0 * float(special.ndtr(-abs(z)))
     return Estimate(name=name, value=cosine, interval=interval, arm=arm, null=0.0, p=p, parts=parts)
 
 

@@ -88,10 +88,15 @@ def _with_pairs(analysis: "Analysis") -> str:
     return repeat(analysis.records, "other-pairs", **changes)
 
 
-def _on_pools(analysis: "Analysis", names: Sequence[str], name: str = "again", **changes: Any) -> str:
+def _on_pools(run: Run, names: Sequence[str], name: str = "again", **changes: Any) -> str:
     """Return the command that replays all groups of other pools with the run's settings."""
-    steps = {} if analysis.records.settings.steps is None else {"steps": None}
-    return repeat(analysis.records, name, **{**changes, "source.replay_dirs": [*names], **steps})
+    steps = {} if run.settings.steps is None else {"steps": None}
+    return repeat(run, name, **{**changes, "source.replay_dirs": [*names], **steps})
+
+
+def on_mixed(run: Run) -> str:
+    """Return the command that replays the bundled pool of a policy that does both, at the weights that sampled it."""
+    return _on_pools(run, [MIXED], MIXED, **{"source.match": "problem", **as_sampled(MIXED)})
 
 
 def broken(part: str, analysis: "Analysis") -> Next:
@@ -104,7 +109,7 @@ def broken(part: str, analysis: "Analysis") -> Next:
         "grader canaries": (f"grade where submissions are isolated (probe docs grader), then {again}", "probe doctor"),
         "regrade agreement": (
             f"{again} on the labels of the second grading",
-            "" if analysis.trains else _on_pools(analysis, regrades),
+            "" if analysis.trains else _on_pools(run, regrades),
         ),
         "template tails": ("render the prompts of all pools with one chat template (probe docs pools)", ""),
     }
@@ -158,7 +163,7 @@ def mixed_pool(analysis: "Analysis", why: str = "") -> Next:
     where, command, policies = " (probe docs pools)", "", {pool.policy for pool in analysis.pools}
     if policies and policies <= {("organism", None), ("organism", "teacher")}:
         where = ". The package has such a pool: replay it where it was sampled"
-        command = _on_pools(analysis, [MIXED], MIXED, **{"source.match": "problem", **as_sampled(MIXED)})
+        command = on_mixed(analysis.records)
     kinds = "several to each prompt with the same hint, so that hacks and honest answers are alike"
     return Next(text=f"{why}use rollouts of one policy that hacks in 30% to 60%, {kinds}{where}", command=command)
 
@@ -231,7 +236,8 @@ def undecided(share: Estimate, analysis: "Analysis") -> Next:
         return more_prompts(analysis, f": they decide {named} with {POWER:.0%} power", prompts, share.n)
     if share.n < FEWEST_TO_PLAN:
         return more_prompts(analysis, ": so few cannot say what would decide", LEAST_PROMPTS, share.n)
-    return more_pairs(analysis, f": they halve the error that {MAX_PROMPTS} prompts would leave in {named}", held_out)
+    limit = f"not even {MAX_PROMPTS} prompts would decide {named}, since most of its error comes from the pairs"
+    return more_pairs(analysis, f": {limit}; with these pairs that error is half as large", held_out)
 
 
 def train(analysis: "Analysis") -> Next:

@@ -54,6 +54,8 @@ def test_null_test_by_hand():
     assert found.parts["z"] == pytest.approx(2 / math.sqrt(28 / 5))
     assert null_test("x", 0.9, [0.5, 0.6, 0.4], centre=0.5).p == 0.25
     assert null_test("x", 1.0, [1.0, 1.0]).parts["z"] is None
+    assert null_test("x", 0.9, [0.1, 0.6, 0.4], centre=0.5).high == 1.0, "an AUROC ends at 1"
+    assert haar_test("x", -0.9, 0.2).low == -1.0, "a cosine at -1"
 
 
 def haar_directions(rng, num_draws, r):

@@ -18,7 +18,7 @@ from probe.analysis.detectors import (
     score_all,
     separation,
 )
-from probe.analysis.panel import against_trivial, agreements, beaten_by, leading, left_out_kinds
+from probe.analysis.panel import against_trivial, agreements, areas_of, beaten_by, leading, left_out_kinds, worth
 from probe.analysis.statistics.classifiers import RIDGE, logistic_scores, two_means
 from probe.analysis.statistics.intervals import auroc
 from replay_pools.base.errors import InputError
@@ -226,6 +226,23 @@ def test_a_trivial_score_that_does_as_well_beats_the_gradient() -> None:
     better, unclear = beaten_by([nll, length])
     assert [row.name for row in better] == ["length"]
     assert unclear == []
+
+
+def test_a_list_by_a_detector_no_better_than_chance_says_so() -> None:
+    """With the detector that orders it better; none where the lead is above chance."""
+    labels, prompts = np.arange(64) % 2.0, [f"p{i // 4}" for i in range(64)]
+    noise = np.random.default_rng(0).normal(size=64)
+    scores = {"nll": -labels, "length": labels, "activation": noise}
+    measured = {name: Scores(values=values) for name, values in scores.items()}
+    families = {"auroc": areas_of(measured, labels, prompts)}
+
+    def said(lead: str) -> str:
+        return " ".join(worth(families, measured, lead, labels, is_drawn=False))
+
+    assert "worse than chance" in said("nll")
+    assert "--detectors length" in said("nll")
+    assert "not clearly above chance" in said("activation")
+    assert "ordered by" not in said("length")
 
 
 def test_agreement_is_spearmans() -> None:

@@ -208,6 +208,10 @@ def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, p
         assert all(message in errors for message in messages), errors
         assert "--env" not in errors
         assert not (out / "pools" / name).exists()
+    score = write("score.jsonl", [{name.replace("reward", "score"): row[name] for name in row} for row in rows])
+    _, errors = check(score, "--pairs", pairs, "--model", "organism", "--map", "reward=scoer", code=2)
+    assert len(errors.splitlines()) == 1, "what follows from a wrong name is no fault of its own"
+    assert "did you mean score?" in errors
 
 
 def test_faults_of_pairs_come_before_the_weights(write, out: Path, probe, refused, monkeypatch) -> None:

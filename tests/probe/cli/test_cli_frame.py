@@ -49,13 +49,16 @@ def test_help_is_light() -> None:
     """`probe ... --help` imports no numeric library; all in one process, which imports the more with every verb."""
     arguments = [json.dumps(HELP), json.dumps(sorted(HEAVY))]
     done = subprocess.run([sys.executable, "-c", EVERY_HELP, *arguments], capture_output=True, text=True, check=True)
-    texts: dict[str, str] = {}
+    texts, lines = dict[str, str](), dict[str, list[str]]()
     for args, (code, modules, text) in zip(HELP, json.loads(done.stdout), strict=True):
         assert not modules, f"{args} imports {modules}: import it inside the verb"
         assert code == 0
         assert text, args
         texts[" ".join(args)] = " ".join(text.split())
+        lines[" ".join(args)] = [line.strip() for line in text.splitlines()]
     assert "`cuda:1`, ... Default: auto." in texts["replay --help"]
+    example = "probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01"
+    assert lines["train --help"].index(example) < lines["train --help"].index("Options:"), "an example of several lines"
     for verb in ("check", "pool import", "pool draft"):
         assert f"Targets: {', '.join(TARGETS)}." in texts[f"{verb} --help"]
 

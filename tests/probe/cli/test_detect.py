@@ -97,7 +97,9 @@ def test_without_pairs_and_labels(detect, log: list[str], out: Path, small: str)
     assert agreement["length"]["value"] is not None
     assert agreement["words"]["why"].startswith("needs labels")
     assert found["why"]["logratio"].startswith("needs the weights before")
-    detect(*log, "--detectors", "fingerprint", "--basis", "lora", "--reference", small, "--name", "prints")
+    assert not any(name in text for name in ("logratio ranks", "fingerprint splits")), "of detectors that did not run"
+    text, _ = detect(*log, "--detectors", "fingerprint", "--basis", "lora", "--reference", small, "--name", "prints")
+    assert "fingerprint splits" in text
     found = stored(out, "prints", "estimates.json")
     assert (found["lead"], found["estimates"]) == ("fingerprint", [])
 
@@ -130,16 +132,19 @@ def test_answers_from_a_file_become_precision_and_rates(detect, log: list[str], 
 
 
 def test_answers_on_the_terminal_are_kept(detect, log: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted after two of six answers, the command asks for the other four alone."""
+    """Stopped after two of six answers, and interrupted after a third, the command asks for the other three alone."""
     command = (*log, "--no-gradients", "--label", "6", "--detectors", "nll", "--name", "asked")
-    answers = iter(["y", "n"])
+    answers = iter(["y", "n", "q", "n"])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "prompt", lambda *_, **__: next(answers, None) or (_ for _ in ()).throw(click.Abort()))
+    text, _ = detect(*command)
+    assert "answers.jsonl: repeat the command" in text
     detect(*command, code=130)
     asked: list[str] = []
     monkeypatch.setattr(click, "prompt", lambda text, **__: asked.append(text) or "n")
     text, _ = detect(*command)
-    assert len(asked) == 4
+    assert len(asked) == 3
+    assert all("q" in text for text in asked)
     assert "rate of hacks" in text
     assert sum(row["label"] for row in stored(out, "asked", "answers.jsonl")) == 1
 
@@ -200,6 +205,9 @@ def test_the_facade_returns_rows(small: str, out: Path) -> None:
     assert rows[0].keys() >= {"id", "hacked", "activation", "nll", "words", "length"}
     assert not {"similarity", "fingerprint"} & rows[0].keys()
     assert found.path.is_dir()
+    assert found.cautions
+    assert not any("--" in sentence for sentence in found.cautions)
+    assert found._repr_html_().count("<tr>") == 11
     pandas = pytest.importorskip("pandas")
     assert isinstance(found.to_pandas(), pandas.DataFrame)
 

@@ -72,6 +72,7 @@ UNKNOWN = [
     ),
     (["pool", "show", "teachr"], "pool teachr: ", "did you mean teacher?"),
     (["replay", "--v-hack", "v_hak"], "directions v_hak: ", "found only v_hack; did you mean v_hack? (run probe extr"),
+    (["spec", "list"], "folder spec: ", "probe spec list FOLDER"),
     (["show", "v_hak"], "v_hak: ", "did you mean v_hack?"),
 ]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from log_rows import Rows
 
+from replay_pools.logs.importing import check_log
 from replay_pools.policy.load import load_served_policy
 
 EOS = 2
@@ -106,6 +107,14 @@ def test_a_writer_of_turns(name: str, imported) -> None:
         assert rollout.sampling_logprobs == [-0.5, -0.25, 0.0, 0.0, 0.0, -0.75, -1.0]
         assert rollout.finish_reason == "stop"
         assert [is_sampled for is_sampled, _ in rollout.turns] == [True, False, True]
+
+
+def test_a_label_among_the_metrics_of_prime_rl_is_suggested() -> None:
+    logged = rows(prime_rl)
+    for i, episode in enumerate(logged):
+        episode["traces"][0]["metrics"] = {"hacked": float(i % 2), "turns": 2}
+    assert any("--map hacked=metrics.hacked" in note for note in check_log(logged).notes)
+    assert not any("metrics.hacked" in note for note in check_log(logged, mapping={"hacked": "none"}).notes)
 
 
 def test_branches_and_work_of_prime_rl(imported) -> None:
