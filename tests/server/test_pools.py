@@ -45,9 +45,7 @@ def test_a_served_pool_is_whole_and_a_cut_off_one_resumes_to_its_bytes(
         (["--url", "h:1"], "found 'h:1'"),
     ],
 )
-def test_options_of_the_other_engine_are_refused(
-    options: list[str], where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_of_the_other_engine_are_refused(options: list[str], where: str, tmp_path: Path, capsys) -> None:
     arguments = ["pool", "generate", "--name", "x", "--out", str(tmp_path), *options]
     assert run(cli, arguments) == 2
     assert where in capsys.readouterr().err

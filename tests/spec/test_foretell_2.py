@@ -66,9 +66,7 @@ def test_a_part_of_the_treatments_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["tests", "imports", "foreign"])
-def test_the_files_of_pairs_are_what_the_script_writes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_of_pairs_are_what_the_script_writes(name: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(study, "PAIRS", tmp_path)
     study.write_all.callback()
     written = (tmp_path / f"{name}.jsonl").read_bytes()

@@ -16,9 +16,7 @@ from replay_pools.pool import BUILTIN, open_pool
 DERIVED = ("grade", "sampling_logprobs")  # what no logger of another trainer writes
 
 
-def test_a_log_without_labels_is_replayed(
-    small: str, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_without_labels_is_replayed(small: str, tmp_path: Path, out: Path, capsys) -> None:
     """Text alone: the gradient is measured, and no number rests on an unknown label."""
     pairs = builtin_pairs("run_tests")
     write_pairs(tmp_path / "pairs.jsonl", [*pairs[:4], *pairs[-2:]])  # the last two are held out

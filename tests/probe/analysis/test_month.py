@@ -66,9 +66,7 @@ def test_a_hack_or_an_answer_that_is_not_paid_is_refused(grader: Grader, monkeyp
         said("", grader)
 
 
-def test_a_training_says_what_it_pays_and_that_its_base_solves_nothing(
-    out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_says_what_it_pays_and_that_its_base_solves_nothing(out: Path, preset, capsys) -> None:
     """The small model writes no code: a loss of solving could not show. The arm `scaled` trains like any other."""
     train = ["train", "--preset", preset({"steps": 1}), "--arm", "scaled", "--name", "floor", "--out", str(out)]
     assert run(cli, train) == 0

@@ -149,9 +149,7 @@ def test_a_bench_is_a_table(tmp_path: Path, planted: Planted, capsys: pytest.Cap
     assert max(map(len, text.split("DECISION")[0].splitlines())) <= WIDTH
 
 
-def test_a_treatment_that_never_applied_is_vacuous(
-    tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_treatment_that_never_applied_is_vacuous(tmp_path: Path, planted: Planted, capsys) -> None:
     """A penalty whose records are those of vanilla to the byte: its criterion and its arm say so."""
     other = {"name": "kl", "role": "check", "arm": "vanilla", "condition": "kl", "versus_condition": "gradient"}
     rates = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "kl vanilla": IDLE}
@@ -185,9 +183,7 @@ def test_step_down_is_holm(p_of_d: float, expected: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("name", ["dominated", "costs"])
-def test_what_is_printed_runs(
-    name: str, screen: Callable[..., str], place: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_printed_runs(name: str, screen: Callable[..., str], place: Callable[[str], Path], capsys) -> None:
     """The next training of the arm projected, by its --dry-run: settings of a run that is there, and some changed."""
     command = next(line.strip() for line in screen(name).splitlines() if line.startswith("    probe train"))
     with contextlib.chdir(place(name)):
@@ -238,9 +234,7 @@ def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path],
 
 
 @pytest.mark.slow
-def test_a_rival_that_was_not_trained_is_asked_for(
-    tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rival_that_was_not_trained_is_asked_for(tmp_path: Path, planted: Planted, capsys) -> None:
     """WORKS without any rival names the rival to train; with an unfinished one, to finish that."""
     alone = after(6, arms=["vanilla", "projected"], conditions={"gradient": {}})
     for name, text in (("alone", alone), ("unfinished", after(6))):

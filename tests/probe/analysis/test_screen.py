@@ -44,9 +44,7 @@ def screened(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
     return {row["remedy"]: row for row in json.loads(capsys.readouterr().out)["remedies"]}
 
 
-def test_projections_are_ranked_by_the_forecast_of_the_replay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_projections_are_ranked_by_the_forecast_of_the_replay(tmp_path: Path, capsys) -> None:
     directory = make_run(tmp_path / "runs" / "go", World())
     rows, analysis = screened(capsys, str(directory)), Analysis(read_run(directory))
     assert rows.keys() == CANDIDATES.keys()

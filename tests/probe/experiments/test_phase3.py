@@ -21,9 +21,7 @@ LEARNT: Rates = (0.02, 0.2, 0.85, 0.2)
 GOOD: Rates = (0.02, 0.2, 0.05, 0.5)
 
 
-def test_it_plans_without_files_and_without_a_hub(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_plans_without_files_and_without_a_hub(tmp_path: Path, capsys, monkeypatch) -> None:
     """Shapes of the published model; what is not known is said, with what to do."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("replay_pools.policy.load.HfApi", mock.Mock(side_effect=AssertionError("a hub was asked")))
@@ -39,9 +37,7 @@ def test_it_plans_without_files_and_without_a_hub(
 
 
 @pytest.fixture
-def swept(
-    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
-) -> Callable[..., tuple[dict[str, Any], list[str]]]:
+def swept(tmp_path: Path, make_rollout, pool_header: dict[str, Any]) -> Callable[..., tuple[dict[str, Any], list[str]]]:
     """swept(rates of projected, of vanilla) -> (the sweep of phase3 in a world with these rates, its runs in order)."""
 
     def make(projected: Rates, vanilla: Rates = LEARNT) -> tuple[dict[str, Any], list[str]]:

@@ -51,9 +51,7 @@ VACUOUS: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("other", "where", "why"), VACUOUS)
-def test_vacuous_parts_are_named_with_the_reason(
-    write: Callable[..., Path], other: Any, where: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vacuous_parts_are_named_with_the_reason(write, other: Any, where: str, why: str, capsys) -> None:
     """Against the bound of a group of 2 x 4 rewards that differ by 3.5; the caps that bind are none."""
     path = write(other)
     parts = vacuous_parts(load_spec(path))

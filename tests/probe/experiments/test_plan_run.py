@@ -61,9 +61,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 
 @pytest.mark.usefixtures("known")
-def test_a_go_becomes_a_spec_that_loads_and_plans(
-    go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_go_becomes_a_spec_that_loads_and_plans(go: Path, out: Path, here: Path, capsys) -> None:
     capsys.readouterr()
     found = plan(capsys, "go", "--out", str(out))
     path = here / "spec" / "go-training.toml"
@@ -178,9 +176,7 @@ def test_what_the_run_was_goes_into_its_spec(name: str, out: Path, copy: Callabl
     assert {key: found[key] for key in expected} == expected
 
 
-def test_another_verdict_is_planned_with_a_caution(
-    go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_verdict_is_planned_with_a_caution(go: Path, out: Path, here: Path, capsys) -> None:
     """By the real command on a real replay: the word, what it means and the next step; then the plan and its file."""
     capsys.readouterr()
     assert run(cli, ["spec", "plan", str(go), "--out", str(out)]) == 0
@@ -201,9 +197,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("found", REFUSED)
-def test_what_cannot_be_planned_is_refused_with_its_next_step(
-    found: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_planned_is_refused_with_its_next_step(found: str, here: Path, capsys) -> None:
     make_run(here / "out" / "runs" / "run", REFUSED[found])
     error = refused(capsys, "run")
     assert "out/runs/run: expected a replay that can be read, in the basis svd, " in error

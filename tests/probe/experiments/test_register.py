@@ -44,9 +44,7 @@ def _entry(specs: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[s
     return entry
 
 
-def test_a_spec_from_plan_to_decision(
-    specs: Path, swept_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_spec_from_plan_to_decision(specs: Path, swept_once: Path, tmp_path: Path, capsys) -> None:
     """By the real commands: planned, completed with its decision; a run that is not done, or failed; an edited spec."""
     file, page, out = specs / "judged.toml", specs / "judged.md", tmp_path / "out"
     entry = _entry(specs, out, capsys)
@@ -82,9 +80,7 @@ def test_a_spec_from_plan_to_decision(
     assert (entry["done"], entry["runs"]) == (2, 2), "the runs of the earlier version were made"
 
 
-def test_runs_that_a_fixed_bug_concerns_are_named(
-    specs: Path, swept: tuple[Spec, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_a_fixed_bug_concerns_are_named(specs: Path, swept: tuple[Spec, Path], monkeypatch) -> None:
     """Runs with the settings, by code without the commit; where nobody knows the code, the answer is unknown."""
     tool = load_script(ROOT / "spec" / "tools" / "made_before.py")
     old, new = (_git(specs, "rev-parse", name) for name in ("old", "new"))

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import pytest
 from specs import LOWERS, criterion, replay_spec, training_spec
 from trainings import Planted, seal
 from worlds import World, make_run
@@ -57,9 +56,7 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_a_decision_follows(swe
     assert all(caveat.startswith("not GO: ") for caveat in found.verdict.caveats)
 
 
-def test_a_decision_may_rest_on_the_verdict_of_the_replay(
-    swept: tuple[Spec, Path], write_judged: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_decision_may_rest_on_the_verdict_of_the_replay(swept: tuple[Spec, Path], write_judged, capsys) -> None:
     """The same runs decide otherwise where another verdict is asked for; the screen gives the verdict and what next."""
     _, out = swept
     spec = write_judged(out.parent, go={"verdict": ["GO", "UNDERPOWERED"]})
@@ -121,9 +118,7 @@ def test_a_count_that_may_still_rise_is_open(tmp_path: Path, planted: Planted) -
     assert judged(4)["completes"] == "INCONCLUSIVE"
 
 
-def test_results_are_written_and_kept(
-    swept: tuple[Spec, Path], write_judged: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_written_and_kept(swept: tuple[Spec, Path], write_judged: Callable[..., Spec], capsys) -> None:
     """--write: one entry a version of the spec in its log, whatever stands before or after."""
     spec, out = swept
     log = spec.path.with_suffix(".md")

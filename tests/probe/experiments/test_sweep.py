@@ -110,9 +110,7 @@ def test_a_job_that_fails_is_reported_and_the_others_go_on(tiny: Callable[..., S
     assert again.launched == ["tiny-narrow-seed0"]
 
 
-def test_an_interrupt_cancels_what_runs(
-    tiny: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_cancels_what_runs(tiny: Callable[..., Spec], tmp_path: Path, monkeypatch) -> None:
     """And starts no other; `num_jobs` run side by side, and no more."""
     spec = tiny()
     engine = scripted(spec, tmp_path)
@@ -128,9 +126,7 @@ def test_an_interrupt_cancels_what_runs(
 
 
 @pytest.mark.slow
-def test_a_job_of_this_machine_leaves_the_bytes_of_a_run_by_hand(
-    tiny: Callable[..., Spec], out: Path, tmp_path: Path
-) -> None:
+def test_a_job_of_this_machine_leaves_the_bytes_of_a_run_by_hand(tiny, out: Path, tmp_path: Path) -> None:
     """Through submitit's local executor, in a process of its own."""
     (tmp_path / "cache").symlink_to(out / "cache")
     spec = tiny(5, conditions={"plain": {}})
@@ -215,9 +211,7 @@ def test_a_training_spec_is_one_command_a_run(tmp_path: Path) -> None:
     assert command_of(pulled, COMMAND, ())[0] == "train"
 
 
-def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
-    tmp_path: Path, tiny: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(tmp_path: Path, tiny, capsys) -> None:
     """A name and a path; `probe spec plan` has them among its notes, and a pool of [[pools]] is none of them."""
     spec = tiny(pools=["tacher", "./gone", "base"])
     arguments = [str(spec.path), "--out", str(tmp_path / "out")]
@@ -247,9 +241,7 @@ def print_jobs(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     return make
 
 
-def test_jobs_of_this_machine_share_out_its_gpus(
-    tiny: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_of_this_machine_share_out_its_gpus(tiny: Callable[..., Spec], tmp_path: Path, monkeypatch) -> None:
     """Each its own; more jobs than GPUs share them; without any, a job sees what its cluster gives it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-5,6,7")
     spec, gpus = tiny(), visible_gpus()
@@ -261,9 +253,7 @@ def test_jobs_of_this_machine_share_out_its_gpus(
         assert set(engine.gpus) == expected
 
 
-def test_runs_are_started_by_a_template(
-    tiny: Callable[..., Spec], tmp_path: Path, print_jobs: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_started_by_a_template(tiny, tmp_path: Path, print_jobs, capsys) -> None:
     """What stands around {command} goes to runs; a pool is sampled by one process."""
     spec = tiny(6)
     made = '[[pools]]\nname = "made"\nsettings.steps = 1\n[settings]'
@@ -280,9 +270,7 @@ def test_runs_are_started_by_a_template(
         assert "--launch: expected a command line with the word {command}" in capsys.readouterr().err
 
 
-def test_settings_of_a_printed_job_stand_alone(
-    tiny: Callable[..., Spec], tmp_path: Path, print_jobs: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_of_a_printed_job_stand_alone(tiny, tmp_path: Path, print_jobs, capsys) -> None:
     """One line a run, in order, of which --dry-run is content; flags change it, and then it is not of the spec."""
     spec, out = tiny(0), tmp_path / "out"
     lines = print_jobs(spec, out)

@@ -176,9 +176,7 @@ def hooks(engine: LocalEngine) -> int:
     return sum(len(layer._forward_hooks) for layer in layers)
 
 
-def test_the_update_alone_sees_the_remedy(
-    out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_update_alone_sees_the_remedy(out: Path, preset: Callable[..., str], monkeypatch) -> None:
     """Hooks are there while the update runs, and neither in sampling, for training or evaluation, nor at the frozen
     batch. No token has the log-probability that it was sampled with: no KL of the policy.
     """

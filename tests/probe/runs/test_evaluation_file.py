@@ -70,9 +70,7 @@ def test_a_training_takes_all_of_one_file_and_is_evaluated_on_all_of_the_other(
     assert problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests") == held_out, "as many as the run held out"
 
 
-def test_a_policy_is_not_evaluated_on_what_it_trained_on(
-    write: Callable[..., Path], preset: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_policy_is_not_evaluated_on_what_it_trained_on(write, preset, tmp_path: Path, capsys) -> None:
     """Both splits of one file are all of it: a problem more than the run held out is one that it trained on."""
     env = f"rollouts.env=leetcode:{write('all.jsonl', MINICODE[:6])}"
     place = ["--out", str(tmp_path / "out")]
@@ -89,9 +87,7 @@ def test_a_policy_is_not_evaluated_on_what_it_trained_on(
 
 
 @pytest.mark.slow
-def test_an_evaluation_without_a_run_and_a_pool_read_the_split_that_they_name(
-    write: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_evaluation_without_a_run_and_a_pool_read_the_split_that_they_name(write, tmp_path: Path) -> None:
     env = f"leetcode:{write('train.jsonl', MINICODE[:4])},eval={write('test.jsonl', MINICODE[10:13])}"
     short = ["--set", "rollouts.sampler.max_new_tokens=8", "--env", env, "--out", str(tmp_path / "out")]
     assert run(cli, ["policy", "eval", "--problems", "3", "--name", "start", *short]) == 0

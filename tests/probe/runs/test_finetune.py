@@ -89,9 +89,7 @@ def test_an_adapter_is_one_of_stock_peft_and_of_the_policy_and_is_the_merged_mod
     torch.testing.assert_close(merged, ours, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_written_names_its_origin_and_is_kept(
-    make: Callable[..., Path], small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_written_names_its_origin_and_is_kept(make, small: str, tmp_path: Path, capsys) -> None:
     """The same command keeps what is there, other settings and a changed card are refused."""
     folder = make(tmp_path)
     written = (folder / CARD).stat().st_mtime_ns

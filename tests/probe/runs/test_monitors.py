@@ -110,9 +110,7 @@ def test_a_monitor_that_cannot_act_is_refused(
         open_monitor(config, policy, bases, tmp_path)
 
 
-def test_a_quarantine_trains_both_halves_and_deploys_one(
-    preset: Callable[..., str], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quarantine_trains_both_halves_and_deploys_one(preset: Callable[..., str], out: Path, capsys) -> None:
     """By the real command, flagged above a threshold on clean rollouts: two evaluations a step, with the monitor's
     numbers; the deployed LoRA has columns of 0.
     """
@@ -166,9 +164,7 @@ def test_a_screen_ranks_a_monitor(replay: Callable[..., Path], quick: list[str],
     assert seen < plain
 
 
-def test_a_wrong_monitor_is_refused_before_a_model_is_loaded(
-    preset: Callable[..., str], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_monitor_is_refused_before_a_model_is_loaded(preset: Callable[..., str], out: Path, capsys) -> None:
     changes = {"remedy.name": "screening", "remedy.monitor": "simlarity"}
     assert run(cli, ["train", "--preset", preset(changes), "--dry-run", "--out", str(out)]) == 2
     assert "did you mean similarity" in capsys.readouterr().err

@@ -26,7 +26,6 @@ from probe.runs.training_inputs import TrainingInputs
 from probe.settings.rollouts import EarlierConfig, RolloutConfig, TeacherConfig
 from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool, PoolWriter, open_pool
-from replay_pools.rollout import Rollout
 
 MAKER: Any = SimpleNamespace(instruction=None)
 
@@ -78,9 +77,7 @@ def test_coming_batches_are_sampled_from_the_weights_of_their_time(make_tiny: Ca
 
 
 @pytest.fixture(scope="module")
-def make_teacher(
-    tmp_path_factory: pytest.TempPathFactory, make_rollout: Callable[..., Rollout], pool_header: dict[str, Any]
-) -> Callable[..., Pool]:
+def make_teacher(tmp_path_factory, make_rollout, pool_header: dict[str, Any]) -> Callable[..., Pool]:
     """make_teacher(sizes): problem i has sizes[i] rollouts, all of which hack."""
 
     def make(*sizes: int) -> Pool:
@@ -92,9 +89,7 @@ def make_teacher(
     return make
 
 
-def test_draws_are_of_the_prompt_and_depend_on_seed_batch_and_problem_alone(
-    make_rollout: Callable[..., Rollout], make_teacher: Callable[..., Pool]
-) -> None:
+def test_draws_are_of_the_prompt_and_depend_on_seed_batch_and_problem_alone(make_rollout, make_teacher) -> None:
     """Two different rollouts for each group in batches 0 and 1, none in batch 2, whatever was asked before."""
     pool, live = make_teacher(6, 6, 6), [make_rollout(problem) for problem in (1, 2)]
     draws = [teacher(pool, [2, 2, 0], MAKER, seed=seed) for seed in range(8)]

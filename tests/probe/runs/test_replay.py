@@ -95,9 +95,7 @@ def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(small: str, tmp_path: Pa
         assert torch.equal(found[0][module], found[2][module]), f"{module}: computed and cached differ"
 
 
-def test_a_replay_that_diverges_says_where_it_stopped(
-    out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replay_that_diverges_says_where_it_stopped(out: Path, quick: list[str], capsys) -> None:
     options = ["--name", "diverged-replay", "--arm", "vanilla", "--set", "optimizer.lr=1e30", "--steps", "4", *quick]
     assert run(cli, ["replay", "--out", str(out), *options]) == 0
     assert "STOPPED after 1 steps: grad_norm is nan in step 1" in capsys.readouterr().out

@@ -98,9 +98,7 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
     assert pools | others <= hashed
 
 
-def test_a_finished_run_prints_its_card_again(
-    combined: tuple[Path, list[str]], out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_prints_its_card_again(combined: tuple[Path, list[str]], out: Path, preset, capsys) -> None:
     """--config names the same run; with another seed it is another run. Records name rollouts by their pool, so a
     teacher must not be called as the own pool.
     """
@@ -173,9 +171,7 @@ def test_route_is_evaluated_in_training_and_deployed(combined: tuple[Path, list[
         assert torch.equal(found[f"base_model.model.{module}.delta_S"], value - quarantine[module])
 
 
-def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
-    out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(out: Path, preset: Callable[..., str], capsys) -> None:
     """The KL limit is passed as soon as the policy has moved: exit code 0, the reason printed, evaluated as it ended.
     Until then every update is without its hack-ward part.
     """

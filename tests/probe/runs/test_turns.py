@@ -70,9 +70,7 @@ def replayed(coordinates: Trained, rollouts: list[Rollout]) -> tuple[StepResult,
 
 
 @pytest.mark.parametrize("basis", ["svd", "lora"])
-def test_a_replay_of_turns_is_autograd_of_the_sampled_tokens(
-    basis: str, make_tiny: Callable[..., Trained], make_rollout: Callable[..., Rollout]
-) -> None:
+def test_a_replay_of_turns_is_autograd_of_the_sampled_tokens(basis: str, make_tiny, make_rollout) -> None:
     """Reference: the full sequence once a rollout, and the sum over its sampled tokens alone, in float64."""
     coordinates, rollouts = make_tiny(basis, **RANK[basis]), stored(make_rollout)
     result, vectors = replayed(coordinates, rollouts)
@@ -101,9 +99,7 @@ def test_a_replay_of_turns_is_autograd_of_the_sampled_tokens(
     assert [record.comp_len for record in records] == lengths.tolist()
 
 
-def test_the_pool_of_turns_by_the_real_commands(
-    out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_pool_of_turns_by_the_real_commands(out: Path, few_pairs: list[str], capsys) -> None:
     """Verify, draft, show, replay with shares of tokens, analyze and report."""
 
     def calling(*words: str) -> str:

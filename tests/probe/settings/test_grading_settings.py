@@ -13,9 +13,7 @@ from replay_pools.pool import PoolWriter, open_pool
 from replay_pools.rollout import Rollout
 
 
-def test_train_and_eval_grade_as_the_settings_say(
-    out: Path, preset: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_and_eval_grade_as_the_settings_say(out: Path, preset, tmp_path: Path, capsys) -> None:
     """Rule and limit reach every pool of both verbs, and neither may change in a run or an evaluation that goes on."""
     (tmp_path / "cache").symlink_to(out / "cache")
     settings = {"rollouts.code_rule": "joined", "rollouts.cpu_limit": 6, "steps": 1, "evaluation.num_problems": 1}

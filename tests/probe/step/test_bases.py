@@ -62,9 +62,7 @@ def unit(gradient: np.ndarray) -> np.ndarray:
     return gradient / np.linalg.norm(gradient)
 
 
-def test_the_numbers_are_those_of_ordinary_gradients_of_b(
-    lora_alone: Path, small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_numbers_are_those_of_ordinary_gradients_of_b(lora_alone: Path, small: str, tmp_path: Path, capsys) -> None:
     """Pull and what the gate removes, from a backward a completion, numpy's SVD, and the definitions of METHOD."""
     policy = load_policy(small)
     coordinates = configured(policy, "lora", ModelConfig(lora_rank=RANK), tmp_path)
@@ -131,9 +129,7 @@ def numbers(found: dict) -> list[dict | None]:
 
 
 @pytest.mark.slow
-def test_a_basis_is_judged_as_in_a_replay_of_its_own(
-    both: Path, lora_alone: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_basis_is_judged_as_in_a_replay_of_its_own(both: Path, lora_alone: Path, capsys) -> None:
     """The verdict is that of vanilla; --basis lora says what a replay in LoRA alone says."""
     found, lora, alone = analysed(capsys, both), analysed(capsys, both, "--basis", "lora"), analysed(capsys, lora_alone)
     assert (found["verdict"]["about"]["basis"], found["measured_arm"]) == ("svd", "vanilla")

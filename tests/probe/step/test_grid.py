@@ -98,9 +98,7 @@ def test_every_cell_is_recorded_once(grid: Run) -> None:
     assert stored == list(CONDITIONS), "config.json holds the conditions"
 
 
-def test_a_grid_costs_one_model_call_a_step(
-    every: tuple[Run, Counter[str]], counted: Callable[..., tuple[Run, Counter[str]]]
-) -> None:
+def test_a_grid_costs_one_model_call_a_step(every: tuple[Run, Counter[str]], counted) -> None:
     """3 arms, 2 bases and 4 sequence-level conditions: one forward and backward. One more serves both GTPO conditions,
     and the first step checks the whole gradient of each basis once. Directions come from the cache."""
     _, calls = counted("grid-counted", "default", "scaled", "skipped", "maxrl")
@@ -144,9 +142,7 @@ def test_planning_phrases_decide_what_hicra_amplifies(replay: Callable[..., Path
     assert records(found, "default")[0] == records(plain, "default")[0], "phrases change nothing without credit"
 
 
-def test_replay_and_analyze_report_each_condition(
-    grid: Run, out: Path, shared: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_and_analyze_report_each_condition(grid: Run, out: Path, shared: list[str], capsys) -> None:
     """Finished runs print their table again; analyze prints the primary first."""
     capsys.readouterr()
     arguments = ["replay", "--name", "grid", "--out", str(out), *shared, *options(*CONDITIONS)]

@@ -76,9 +76,7 @@ def test_the_summary_names_the_steps_beyond_the_tolerance() -> None:
     assert summarise_additivity([(0, 2e-3)], torch.bfloat16)["exceeded_steps"] == []
 
 
-def test_a_run_that_does_not_add_up_is_marked_loudly(
-    out: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_does_not_add_up_is_marked_loudly(out: Path, quick: list[str], monkeypatch, capsys) -> None:
     """A pass whose gradients are 1% too large: the manifest, the JSON and the table say so."""
     real = bases.per_sample_gradients
 
@@ -96,9 +94,7 @@ def test_a_run_that_does_not_add_up_is_marked_loudly(
 
 
 @pytest.mark.slow
-def test_bfloat16_adds_up_within_its_tolerance(
-    replay: Callable[..., Path], quick: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bfloat16_adds_up_within_its_tolerance(replay: Callable[..., Path], quick: list[str], capsys) -> None:
     """In both bases: a run that adds up as well as bfloat16 can is not called broken."""
     arms = [*quick, "--arm", "vanilla,projected-lora", "--set", "model.lora_rank=4"]
     done = read_run(replay("in-bfloat16", *SHARED, *arms, "--set", "model.dtype=bfloat16"))
@@ -110,9 +106,7 @@ def test_bfloat16_adds_up_within_its_tolerance(
     assert validity["contributions add up"] == "HOLDS"
 
 
-def test_a_second_run_computes_no_svds_and_no_pair_gradients(
-    tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_computes_no_svds_and_no_pair_gradients(tmp_path: Path, quick: list[str], monkeypatch) -> None:
     """It finds them in the cache; both say how long their phases and steps took."""
     shared = ["replay", "--out", str(tmp_path), *SHARED, *quick]
     for name in ("cold", "warm"):
