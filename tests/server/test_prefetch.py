@@ -1,17 +1,13 @@
 """Training with a server: each batch is sampled from the right adapter, ahead too, and nothing depends on timing."""
 
-import random
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
 from directories import contents
-from processes import KILLER
 from served import group_off
 
 from probe.cli import cli
@@ -162,15 +158,3 @@ def test_a_restarted_server_ends_the_run_which_resumes_to_the_same_bytes(
     steps = {int(path.name[5:8]) for path in (directory / "rollouts").glob("step_*")}
     assert max(steps) < 2, "a batch was made behind the one that failed"
     assert contents(train("restarted")) == contents(whole)
-
-
-@pytest.mark.slow  # another process; the run below a restarted server resumes too
-def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(server: Any, whole: Path, train, tmp_path: Path) -> None:
-    """In a random group that the background writes. The server is left with adapters, of which it gets rid."""
-    point = "killed/rollouts/." + random.choice(sorted(path.name for path in (whole / "rollouts").glob("step_*")))
-    out = str(whole.parents[1])
-    options = ["--config", str(whole / "config.json"), "--name", "killed", "--out", out, "--url", server.url]
-    process = processes.start(KILLER, point, "train", *options, log=tmp_path / "log")
-    assert processes.finish(process) == -signal.SIGKILL, f"{point}: {(tmp_path / 'log').read_text()}"
-    assert server.adapters
-    assert contents(train("killed")) == contents(whole), f"killed at {point}"

@@ -9,6 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from probe.analysis.estimate import Estimate, difference, mean_of
 from probe.analysis.statistics.intervals import (
     auroc,
     auroc_interval,
@@ -197,3 +198,18 @@ def test_detectable_effects_of_the_textbook():
     for effect, n in ((0.5, 64), (0.8, 26)):
         assert mde(1.0, n) < effect < mde(1.0, n - 1)
     assert mde(0.15, 1) == math.inf
+
+
+def test_a_mean_has_students_interval_or_says_why_not() -> None:
+    found = mean_of("x", {"a": 1.0, "b": 2.0, "c": 4.5}, "prompt")
+    assert (found.value, found.n, found.interval) == (2.5, 3, t_interval([1.0, 2.0, 4.5]))
+    for parts in ({"a": 1.0, "b": 1.0}, {"a": 1.0}, {}):
+        without = mean_of("x", parts, "prompt")
+        assert without.interval is None
+        assert without.why
+
+
+def test_a_difference_is_paired_by_the_units_of_both() -> None:
+    a, b = mean_of("x", {"p": 1.0, "q": 3.0, "r": 9.0}, "prompt"), mean_of("x", {"q": 2.0, "p": 4.0}, "prompt")
+    assert difference(a, b).parts == {"p": -3.0, "q": 1.0}
+    assert (format(Estimate(name="x")), f"{difference(a, b):.1f}"[:4]) == ("-", "-1.0")

@@ -11,6 +11,7 @@ import pytest
 from trainings import seal
 from worlds import World, make_run
 
+from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.statistics.significance import mde
 from probe.experiments.load import load_spec
@@ -21,9 +22,12 @@ from replay_pools.base.tables import flat
 
 
 @pytest.fixture(scope="module")
-def go(all_hinted: Path, out: Path) -> Path:
-    """A run under a name of these tests."""
-    return Path(shutil.copytree(all_hinted, out / "runs" / "go"))
+def go(replay: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A replay of the same prompts for both policies, on few pairs, of which two are held out."""
+    pairs, path = builtin_pairs("run_tests"), tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    write_pairs(path, [*pairs[:4], *pairs[-2:]])
+    options = ("--match", "prompt", "--steps", "4", "--pairs", str(path), "--k", "2")
+    return replay("go", "--replay-dirs", "teacher,base-hinted", "--arm", "vanilla,projected", *options)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +115,7 @@ def copy(go: Path, tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.usefixtures("known")
 def test_pairs_that_have_changed_are_refused(copy: Callable[..., str], refused) -> None:
     other = copy("other", lambda config: config["directions"].update(pairs_sha256="0" * 64))
-    assert "builtin: expected the directions that" in refused("spec", "plan", other)
+    assert "pairs.jsonl: expected the directions that" in refused("spec", "plan", other)
     assert not Path("spec").exists()
 
 

@@ -11,13 +11,10 @@ from typing import Any
 
 import orjson
 import pytest
-from directories import contents
-from processes import interrupted_at
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import loop
 from probe.runs.sources.past import PastWeights
 from probe.runs.sources.problems import counted
 from probe.runs.sources.rewards import reward_of
@@ -197,18 +194,3 @@ def test_who_solves_is_told_by_who_sampled(others: Path) -> None:
         assert step.solve == share(step.step, "rollouts")
         assert step.solve_teacher == share(step.step, "teacher")
     assert [step.solve_teacher is None for step in stored.steps] == [False] * 3 + [True]
-
-
-@pytest.mark.slow
-def test_a_run_with_guests_resumes_to_the_same_bytes(others: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off in step 3, with the weights of step 2 in the checkpoint, without the last rollouts that they sampled."""
-    options = ["train", "--config", str(others / "config.json"), "--name", "others-cut", "--out", str(out)]
-    monkeypatch.setattr(loop, "write_samples", interrupted_at(4, loop.write_samples))
-    assert run(cli, options) == 130
-    monkeypatch.undo()
-    sampled = sorted((out / "runs" / "others-cut" / "past-self").glob("step_*.gz"))
-    assert [path.name[5:8] for path in sampled] == [f"{step:03}" for step in range(8)]
-    for path in sampled[6:]:
-        path.unlink()
-    assert run(cli, options) == 0
-    assert contents(out / "runs" / "others-cut") == contents(others)

@@ -11,8 +11,6 @@ from adapted import members_of, token_logprobs
 
 from extraction.adapters.trained import Trained
 from extraction.pair_files import read_pair_file
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run, read_tokens
 from probe.runs.join import sample_records
 from probe.runs.replay_inputs import taken_pairs
@@ -99,12 +97,11 @@ def test_a_replay_of_turns_is_autograd_of_the_sampled_tokens(basis: str, make_ti
     assert [record.comp_len for record in records] == lengths.tolist()
 
 
-def test_the_pool_of_turns_by_the_real_commands(out: Path, few_pairs: list[str], capsys) -> None:
+def test_the_pool_of_turns_by_the_real_commands(out: Path, few_pairs: list[str], probe) -> None:
     """Verify, draft, show, replay with shares of tokens, analyze and report."""
 
     def calling(*words: str) -> str:
-        assert run(cli, [*words, "--out", str(out)]) == 0
-        return capsys.readouterr().out
+        return probe(*words)[0]
 
     pool = open_pool(BUILTIN / "tool")
     calling("pool", "verify", "tool", "--model", "organism")
