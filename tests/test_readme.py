@@ -66,9 +66,7 @@ def begun(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # snippets call trl and peft, which warn of transformers' renamed settings
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_and_snippet_runs(
-    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_every_command_and_snippet_runs(page: str, folder: Path, monkeypatch, request) -> None:
     """From top to bottom; the python blocks of a page share one namespace."""
     if page != "README.md":
         request.getfixturevalue("begun")

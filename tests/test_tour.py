@@ -27,9 +27,7 @@ def test_the_notebook_is_stored_without_outputs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # peft warns of settings that transformers renamed
-def test_the_cells_run_from_top_to_bottom(
-    tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cells_run_from_top_to_bottom(tmp_path: Path, common: Path, monkeypatch, capsys) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cache").symlink_to(common / "cache")
     monkeypatch.chdir(tmp_path)

@@ -53,6 +53,7 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "nu
 CONFIG = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16, vocab_size=128, tie_word_embeddings=False)
 IDS = torch.randint(5, 120, (4, 12), generator=torch.Generator().manual_seed(1))
 EVERY = slice(None)
+BF16, FP16 = torch.bfloat16, torch.float16
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FLOOR = 1e-6  # records hold float32
 
@@ -105,9 +106,10 @@ def of_all(**options: Any) -> nn.Module:
     return adapted(target_modules="all-linear", **options)
 
 
-def loss_of(model: nn.Module, rows: slice = EVERY) -> Tensor:
+def loss_of(model: nn.Module, rows: slice = EVERY, autocast: torch.dtype | None = None) -> Tensor:
     """The mean NLL of some rows."""
-    return model(input_ids=IDS[rows], labels=IDS[rows]).loss
+    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+        return model(input_ids=IDS[rows], labels=IDS[rows]).loss
 
 
 @cache
@@ -117,13 +119,11 @@ def directions_of(dtype: torch.dtype = torch.float64) -> tuple[Directions, Frame
     return random_directions(frames), frames
 
 
-def naive(dtype: torch.dtype = torch.float64, rows: slice = EVERY, autocast: torch.dtype | None = None) -> Tensor:
+def naive(dtype: torch.dtype = torch.float64, autocast: torch.dtype | None = None) -> Tensor:
     """cos_in and grad_norm by hand: dL/dW in full, of every module."""
     directions, frames = directions_of(dtype)
     model = all_trained(dtype)
-    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
-        loss = loss_of(model, rows)
-    loss.backward()
+    loss_of(model, autocast=autocast).backward()
     return cos_and_norm(model, directions, frames)
 
 
@@ -173,9 +173,9 @@ def error_of(
     return max(abs(record.cos_in - float(cos)), abs(record.grad_norm / float(norm) - 1))
 
 
-def one_step(model: nn.Module, optimizer: Any, rows: slice = EVERY) -> None:
+def one_step(model: nn.Module, optimizer: Any, rows: slice = EVERY, autocast: torch.dtype | None = None) -> None:
     """Forward, backward, step."""
-    loss_of(model, rows).backward()
+    loss_of(model, rows, autocast).backward()
     optimizer.step()
 
 
@@ -210,45 +210,6 @@ def gated_error(
     return float((ends[1] - ends[0]).abs().max())
 
 
-def away_from_start(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The model with LoRA away from its start, where the gate of A has something to do."""
-
-    def made() -> nn.Module:
-        model, noise = make(), torch.Generator().manual_seed(5)
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.data += 0.1 * torch.randn(parameter.shape, generator=noise, dtype=parameter.dtype)
-        return model
-
-    return made
-
-
-def scaled_by(scaler: torch.amp.GradScaler) -> Callable[[nn.Module, Any], None]:
-    """A step in float16 with loss scaling."""
-
-    def step(model: nn.Module, optimizer: Any) -> None:
-        with half(torch.float16):
-            loss = loss_of(model)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
-
-
-def half(dtype: torch.dtype) -> torch.autocast:
-    """Autocast on a CPU."""
-    return torch.autocast("cpu", dtype=dtype)
-
-
-def autocast_step(model: nn.Module, optimizer: Any) -> None:
-    """A step in bfloat16."""
-    with half(torch.bfloat16):
-        loss = loss_of(model)
-    loss.backward()
-    optimizer.step()
-
-
 def checkpointed(reentrant: bool) -> nn.Module:
     """LoRA under activation checkpointing."""
     model = of_all().train()
@@ -271,14 +232,28 @@ def fused() -> Any:
     return model
 
 
+def scaled_error() -> float:
+    """float16 with loss scaling."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        scaler.scale(loss_of(model, autocast=FP16)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    expected = naive(torch.float32, FP16)
+    return error_of(of_all(dtype=torch.float32), step=step, dtype=torch.float32, expected=expected, scaler=scaler)
+
+
+def autocast_error() -> float:
+    """bfloat16 by autocast."""
+    step, expected = partial(one_step, autocast=BF16), naive(torch.float32, BF16)
+    return error_of(of_all(dtype=torch.float32), step=step, dtype=torch.float32, expected=expected)
+
+
 def mine(rank: int) -> slice:
     """The rows of a process."""
     return slice(2 * rank, 2 * rank + 2)
-
-
-def parallel(model: nn.Module) -> nn.Module:
-    """Data parallel."""
-    return DistributedDataParallel(model)
 
 
 def sharded(model: nn.Module, **options: Any) -> nn.Module:
@@ -331,7 +306,7 @@ def waiting(model: nn.Module, rank: int) -> float:
 def alone(rank: int) -> float:
     """One process of two attaches."""
     processes.PATIENCE = timedelta(seconds=2)
-    model = parallel(adapted())
+    model = DistributedDataParallel(adapted())
     try:
         return of_rank(model, rank) if rank == 0 else 0.0
     finally:
@@ -575,6 +550,11 @@ def delete(model: Any, _: object) -> None:
     model.set_adapter("other")
 
 
+def renew(_: nn.Module, optimizer: Any) -> torch.optim.Optimizer:
+    """Another optimizer of the same parameters."""
+    return torch.optim.SGD(optimizer.param_groups[0]["params"], lr=1e-6)
+
+
 def both_rates(model: nn.Module) -> list[dict[str, Any]]:
     """LoRA+: B at 16 times the rate of A."""
     A, B = ([p for name, p in model.named_parameters() if factor in name] for factor in ("lora_A", "lora_B"))
@@ -656,35 +636,29 @@ def functional(model: nn.Module) -> None:
     torch.func.grad(lambda values: torch.func.functional_call(model, values, kwargs=inputs).loss)(trained)
 
 
-BF16, FP16 = torch.bfloat16, torch.float16
+ALL = "LoRA of all Linears"
+
+
+def loop(name: str, trained: str, model: Callable[[], nn.Module], step: Any = one_step, **options: Any) -> Row:
+    """The row of a plain loop."""
+    engine, refused = "loop" + f", {name}" * bool(name), options.pop("refused", False)
+    dtype = options.get("dtype", torch.float64)
+    return Row(engine, trained, lambda _: error_of(model(), step=step, **options), dtype, refused)
+
+
 SINGLE = [
-    Row("loop", "all weights", lambda _: error_of(all_trained(), step=one_step)),
-    Row("loop", "all weights, in bfloat16", lambda _: error_of(all_trained(BF16), step=one_step, dtype=BF16), BF16),
-    Row("loop", "LoRA of q and v", lambda _: error_of(adapted(), step=one_step)),
-    Row("loop", "LoRA of all Linears", lambda _: error_of(of_all(), step=one_step)),
-    Row("loop, micro-batches", "LoRA of all Linears", lambda _: error_of(of_all(), step=in_halves)),
-    Row("loop, checkpointing", "LoRA of all Linears", lambda _: error_of(checkpointed(False), step=one_step)),
-    Row("loop, reentrant checkpointing", "LoRA of all Linears", lambda _: error_of(checkpointed(True), step=one_step)),
-    Row(
-        "loop, bfloat16 autocast",
-        "LoRA of all Linears",
-        lambda _: error_of(
-            of_all(dtype=torch.float32),
-            step=autocast_step,
-            dtype=torch.float32,
-            expected=naive(torch.float32, autocast=BF16),
-        ),
-        BF16,
-    ),
-    Row("loop, float16 autocast, GradScaler", "LoRA of all Linears", lambda _: scaled_error(), FP16),
-    Row("loop, torch.compile", "LoRA of q and v", lambda _: error_of(torch.compile(adapted()), step=one_step)),
-    Row("loop, fused AdamW", "all weights", lambda _: error_of(all_trained(), step=one_step, make=fused_adamw)),
-    Row(
-        "loop, kernel round a module",
-        "LoRA of all Linears",
-        lambda _: error_of(fused(), step=one_step),
-        refused=True,
-    ),
+    loop("", "all weights", all_trained),
+    loop("", "all weights, in bfloat16", partial(all_trained, BF16), dtype=BF16),
+    loop("", "LoRA of q and v", adapted),
+    loop("", ALL, of_all),
+    loop("micro-batches", ALL, of_all, in_halves),
+    loop("checkpointing", ALL, partial(checkpointed, reentrant=False)),
+    loop("reentrant checkpointing", ALL, partial(checkpointed, reentrant=True)),
+    Row("loop, bfloat16 autocast", ALL, lambda _: autocast_error(), BF16),
+    Row("loop, float16 autocast, GradScaler", ALL, lambda _: scaled_error(), FP16),
+    loop("torch.compile", "LoRA of q and v", lambda: torch.compile(adapted())),
+    loop("fused AdamW", "all weights", all_trained, make=partial(torch.optim.AdamW, fused=True)),
+    loop("kernel round a module", ALL, fused, refused=True),
 ]
 TRAINED: dict[str, Callable[[], nn.Module]] = {  # adapters away from their start
     "LoRA": away,
@@ -722,14 +696,7 @@ CHANGED: list[tuple[str, str, Callable[[], float], bool]] = [  # set-up, trained
         False,
     ),
     ("adapter deleted", "LoRA", lambda: changing_error(two_adapters, delete, parameters=of_any_adapter), False),
-    (
-        "optimizer made anew",
-        "LoRA",
-        lambda: changing_error(
-            away, lambda _, optimizer: torch.optim.SGD(optimizer.param_groups[0]["params"], lr=1e-6)
-        ),
-        True,
-    ),
+    ("optimizer made anew", "LoRA", lambda: changing_error(away, renew), True),
     ("gradients combined by hand (PCGrad)", "LoRA", lambda: changing_error(away, step=by_hand), True),
     ("GradCache", "LoRA", lambda: changing_error(away, step=cached), False),
     ("micro-batches, clipped", "LoRA", lambda: changing_error(away, step=accumulated), False),
@@ -771,14 +738,12 @@ SINGLE += [
 NF4 = partial(by_bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4")
 SINGLE += [Row("loop, nf4 base of bitsandbytes", "LoRA", lambda _: quantised_error(NF4), needs="bitsandbytes")]
 DOUBLE = [
-    Row("DDP, no_sync and a skipped step", "LoRA of all Linears", lambda rank: waiting(parallel(of_all()), rank)),
-    Row("DDP, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), parallel, rank)),
+    Row("DDP, no_sync and a skipped step", ALL, lambda rank: waiting(DistributedDataParallel(of_all()), rank)),
+    Row("DDP, gated", ALL, lambda rank: gated_error(away, DistributedDataParallel, rank)),
     Row("DDP, one process attaches", "LoRA of q and v", alone, refused=True),
     Row("two processes, no wrapper", "LoRA of q and v", lambda rank: of_rank(adapted(), rank), refused=True),
-    Row(
-        "FSDP2, one reduction and a skipped step", "LoRA of all Linears", lambda rank: waiting(sharded(of_all()), rank)
-    ),
-    Row("FSDP2, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), sharded, rank)),
+    Row("FSDP2, one reduction and a skipped step", ALL, lambda rank: waiting(sharded(of_all()), rank)),
+    Row("FSDP2, gated", ALL, lambda rank: gated_error(away, sharded, rank)),
     Row("FSDP2 after attach, gated", "all weights", lambda rank: gated_error(all_trained, sharded, rank, later=True)),
     Row(
         "FSDP2, gradient divide factor", "all weights", lambda rank: of_rank(divided(all_trained()), rank), refused=True
@@ -786,37 +751,15 @@ DOUBLE = [
     Row("tensor parallelism", "all weights", tensor_parallel, refused=True),
 ]
 VARIANTS = [  # of rows above
-    Row("DDP", "LoRA of all Linears", lambda rank: of_rank(parallel(of_all()), rank)),
-    Row("DDP", "all weights", lambda rank: of_rank(parallel(all_trained()), rank)),
-    Row("FSDP2", "LoRA of all Linears", lambda rank: of_rank(sharded(of_all()), rank)),
+    Row("DDP", ALL, lambda rank: of_rank(DistributedDataParallel(of_all()), rank)),
+    Row("DDP", "all weights", lambda rank: of_rank(DistributedDataParallel(all_trained()), rank)),
+    Row("FSDP2", ALL, lambda rank: of_rank(sharded(of_all()), rank)),
     Row("FSDP2", "all weights", lambda rank: of_rank(sharded(all_trained()), rank)),
     Row("FSDP2, gated", "all weights", lambda rank: gated_error(all_trained, sharded, rank)),
-    Row("FSDP2, checkpointing", "LoRA of all Linears", lambda rank: of_rank(sharded(checkpointed(False)), rank)),
-    Row("FSDP2, two mesh dimensions", "LoRA of all Linears", lambda rank: of_rank(hybrid(of_all()), rank)),
+    Row("FSDP2, checkpointing", ALL, lambda rank: of_rank(sharded(checkpointed(False)), rank)),
+    Row("FSDP2, two mesh dimensions", ALL, lambda rank: of_rank(hybrid(of_all()), rank)),
     Row("FSDP2, gated", "delta_S", lambda rank: gated_error(lambda: adapted(DeltaSConfig), sharded, rank)),
 ]
-
-
-NOT_RUN = (
-    "any GPU ([timed](processes.md#what-has-been-run), not compared), nccl, Mamba and attention kernels",
-    "FSDP2 with CPU offload",
-    "FSDP1 (refused by name)",
-    "DeepSpeed ZeRO-1, 2, 3 (refused by name)",
-    "verl, prime-rl, Unsloth",
-)
-
-
-def fused_adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
-    """AdamW in one kernel."""
-    return torch.optim.AdamW(parameters, lr=lr, fused=True)
-
-
-def scaled_error() -> float:
-    """float16 with loss scaling."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    expected = naive(torch.float32, autocast=FP16)
-    model = of_all(dtype=torch.float32)
-    return error_of(model, step=scaled_by(scaler), dtype=torch.float32, expected=expected, scaler=scaler)
 
 
 def run_rows(rows: list[Row], rank: int, only: str) -> None:
@@ -857,8 +800,6 @@ def main() -> None:
     run_rows(SINGLE, 0, only)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(in_process, args=(f"{folder}/store", only), nprocs=2)
-    for engine in NOT_RUN:
-        print(f"| {engine} | | not run here |")
 
 
 if __name__ == "__main__":

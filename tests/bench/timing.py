@@ -21,21 +21,15 @@ def is_quick(about: str | None) -> bool:
     return parser.parse_args().quick
 
 
-def seconds(way: Callable[[], object]) -> Seconds:
-    """Of one call."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    way()
-    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
-
-
 def interleaved(ways: Mapping[str, Callable[[], object]], repeats: int, *, warm_up: bool = True) -> dict[str, Seconds]:
     """The best of each way, run in turn `repeats` times, once before that to warm up."""
     taken: dict[str, list[Seconds]] = {name: [] for name in ways}
     for turn in range(-int(warm_up), repeats):
         for name, way in ways.items():
-            one = seconds(way)
+            wall, cpu = time.perf_counter(), time.process_time()
+            way()
             if turn >= 0:
-                taken[name].append(one)
+                taken[name].append(Seconds(time.perf_counter() - wall, time.process_time() - cpu))
             gc.collect()
     return {name: Seconds(*map(min, zip(*each, strict=True))) for name, each in taken.items()}
 

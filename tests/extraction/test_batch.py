@@ -12,7 +12,7 @@ from replay_pools.base.errors import InputError
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(samples=st.lists(st.tuples(ids, ids), min_size=1, max_size=5), pad_id=st.integers(0, 3))
 def test_batch_gives_the_samples_back(samples, pad_id):
     """Reading through the masks gives prompts and completions back, whatever the pad id is: masks are lengths."""
@@ -26,7 +26,7 @@ def test_batch_gives_the_samples_back(samples, pad_id):
     assert batch.ids.shape == (len(batch), int(batch.lengths.max()))
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(samples=st.lists(st.tuples(ids, ids), min_size=1, max_size=5), data=st.data())
 def test_rows_are_the_batch_of_these_samples(samples, data):
     """rows(a, b) == make_batch of samples a..b-1: no padding that only the others needed."""
@@ -74,7 +74,7 @@ layouts = st.sampled_from(["packed", "padded"])
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(samples=batches, layout=layouts, data=st.data())
 def test_rows_give_the_samples_back(samples, layout, data):
     """In any order and selection: spans hold prompt and completion, each target follows its predicting token."""
@@ -130,7 +130,7 @@ def test_a_shared_prompt_ends_before_the_first_scored_token():
     assert sharing(batch, 7) == [[0, 1], [2]]
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(samples=batches, layout=layouts, dtype=st.sampled_from([torch.bfloat16, torch.float64]), seed=st.integers(0, 99))
 def test_sums_are_those_of_every_sample(samples, layout, dtype, seed):
     """Reference: a loop over the samples' own tokens. What lies in the padding is not added, and nothing is rounded to

@@ -121,22 +121,9 @@ def refused(probe: Callable[..., tuple[str, str]]) -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def many_arms(common: Path, pools: Path) -> Path:
     """Six steps, five arms, one pass of the small model; all built-in pairs."""
-    return _replayed(
-        common, "many-arms", "--replay-dirs", f"{pools}/teacher,{pools}/base", "--arm", ARMS, "--steps", "6"
-    )
-
-
-@pytest.fixture(scope="session")
-def all_hinted(common: Path) -> Path:
-    """The same prompts for both policies: groups of the teacher and the hinted base."""
-    pools = ("--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--steps", "4")
-    return _replayed(common, "all-hinted", *pools, "--arm", "vanilla,projected")
-
-
-def _replayed(common: Path, name: str, *options: str) -> Path:
-    """A replay that the worker makes which needs it first, and that all only read."""
     (common / "runs").mkdir(exist_ok=True)
-    with made_once(common / "runs" / name) as missing:
+    with made_once(common / "runs" / "many-arms") as missing:
         if missing:
-            assert run(cli, ["replay", "--name", name, "--out", str(common), *options]) == 0
-    return common / "runs" / name
+            options = ["--replay-dirs", f"{pools}/teacher,{pools}/base", "--arm", ARMS, "--steps", "6"]
+            assert run(cli, ["replay", "--name", "many-arms", "--out", str(common), *options]) == 0
+    return common / "runs" / "many-arms"

@@ -40,21 +40,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def out(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An out/ folder with two 2-step pools of the model on the ten problems, hinted and not."""
     out = tmp_path_factory.mktemp("out")
-    env = f"leetcode:{TEN_PROBLEMS}"
-    shared = [
-        "--model",
-        model,
-        "--env",
-        env,
-        "--steps",
-        "2",
-        "--group",
-        "4",
-        "--max-new-tokens",
-        "96",
-        "--out",
-        str(out),
-    ]
+    sizes = ["--steps", "2", "--group", "4", "--max-new-tokens", "96"]
+    shared = ["--model", model, "--env", f"leetcode:{TEN_PROBLEMS}", *sizes, "--out", str(out)]
     assert run(cli, ["pool", "generate", "--name", "hinted", "--hint", *shared]) == 0
     assert run(cli, ["pool", "generate", "--name", "plain", *shared]) == 0
     return out
@@ -81,31 +68,11 @@ def test_pools_carry_the_models_own_chat_template(out: Path) -> None:
 
 def test_both_bases_replay_with_finite_cosines_and_exact_additivity(model: str, out: Path) -> None:
     """NLL loss: every sample has a gradient whatever its reward. The batch gradient by autograd is the reference."""
-    arguments = [
-        "replay",
-        "--replay-dirs",
-        "hinted,plain",
-        "--arm",
-        "vanilla,projected,projected-lora",
-        "--model",
-        model,
-    ]
     pairs = [replace(pair, held_out=i >= 6) for i, pair in enumerate(builtin_pairs("run_tests")[:8])]
     write_pairs(out / "pairs.jsonl", pairs)
-    arguments += ["--pairs", str(out / "pairs.jsonl"), "--k", "2"]
-    options = [
-        "--set",
-        "objective.loss_type=nll",
-        "--set",
-        "model.lora_rank=8",
-        "--per-pool",
-        "2",
-        "--name",
-        "smol",
-        "--out",
-        str(out),
-    ]
-    assert run(cli, [*arguments, *options]) == 0
+    options = ["--replay-dirs", "hinted,plain", "--arm", "vanilla,projected,projected-lora", "--model", model]
+    options += ["--pairs", str(out / "pairs.jsonl"), "--set", "objective.loss_type=nll", "--set", "model.lora_rank=8"]
+    assert run(cli, ["replay", *options, "--k", "2", "--per-pool", "2", "--name", "smol", "--out", str(out)]) == 0
     done = read_run(out / "runs" / "smol")
     assert {step.arm for step in done.steps} == {"vanilla", "projected", "projected-lora"}
     assert all(step.cos_in is not None and abs(step.cos_in) <= 1 for step in done.steps)

@@ -1,17 +1,13 @@
 """Training with a server: each batch is sampled from the right adapter, ahead too, and nothing depends on timing."""
 
-import random
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
 from directories import contents
-from processes import KILLER
 from served import group_off
 
 from probe.cli import cli
@@ -97,9 +93,7 @@ def test_every_step_is_sampled_from_its_policy(train: Callable[..., Path], small
 
 
 @pytest.mark.slow
-def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
-    whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(whole: Path, train, monkeypatch) -> None:
     """Byte for byte, evaluations among them. In turn: no thread, and each batch is sampled when its step needs it, with
     the weights of its time put back.
     """
@@ -120,9 +114,7 @@ def test_a_run_that_stops_while_batches_are_sampled_leaves_none(train: Callable[
 
 
 @pytest.mark.slow
-def test_the_next_batch_is_sampled_during_the_step(
-    server: Any, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_batch_is_sampled_during_the_step(server: Any, train: Callable[..., Path], monkeypatch) -> None:
     """The server answers nothing on batch 1 before step 0 is being computed, and step 0 is not computed before batch 1
     was asked for: one after the other, one of the two would wait in vain."""
     step_begins, batch_asked, step, sampled = threading.Event(), threading.Event(), loop.train_step, server._sampled
@@ -166,17 +158,3 @@ def test_a_restarted_server_ends_the_run_which_resumes_to_the_same_bytes(
     steps = {int(path.name[5:8]) for path in (directory / "rollouts").glob("step_*")}
     assert max(steps) < 2, "a batch was made behind the one that failed"
     assert contents(train("restarted")) == contents(whole)
-
-
-@pytest.mark.slow  # another process; the run below a restarted server resumes too
-def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
-    server: Any, whole: Path, train: Callable[..., Path], tmp_path: Path
-) -> None:
-    """In a random group that the background writes. The server is left with adapters, of which it gets rid."""
-    point = "killed/rollouts/." + random.choice(sorted(path.name for path in (whole / "rollouts").glob("step_*")))
-    out = str(whole.parents[1])
-    options = ["--config", str(whole / "config.json"), "--name", "killed", "--out", out, "--url", server.url]
-    process = processes.start(KILLER, point, "train", *options, log=tmp_path / "log")
-    assert processes.finish(process) == -signal.SIGKILL, f"{point}: {(tmp_path / 'log').read_text()}"
-    assert server.adapters
-    assert contents(train("killed")) == contents(whole), f"killed at {point}"

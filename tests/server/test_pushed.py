@@ -76,9 +76,7 @@ def test_a_name_is_its_content(engine: Any, adapted: Adapted, tmp_path: Path) ->
     assert len(server.calls("load")) == 2
 
 
-def test_a_rank_that_no_server_takes_is_refused(
-    engine: Any, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_no_server_takes_is_refused(engine: Any, small: str, tmp_path: Path, monkeypatch) -> None:
     """The full rank of the small model is below the limit: that of a model of any size is not."""
     coordinates, base = configured(load_policy(small), "svd", ModelConfig(), tmp_path), engine()[1]
     PushedEngine(base, coordinates, tmp_path, adapter="in training")

@@ -1,14 +1,11 @@
-"""The study foretell-2: its law and decision on planted falls, its pairs, and that its files are what it writes."""
+"""The study foretell-2: its law and decision on planted falls, and the numbers of its page."""
 
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
-import pytest
 from scripts import ROOT, load_script
 
-from extraction.pairs import load_pairs
 from replay_pools.base.files import read_json
 
 study = load_script(ROOT / "spec" / "studies" / "foretell-2" / "foretell-2.py")
@@ -38,6 +35,7 @@ def test_the_forecast_holds_where_falls_follow_the_law_and_not_where_they_follow
     assert found["inside"] == 16
     assert study.sentence(found).startswith("THE FORECAST HOLDS: ")
     assert "(shown)" in study.sentence(found)
+    assert study.sentence(study.result(treatments(0.02, follows=study.LAW)[:8])).endswith("nothing is decided")
     found = study.result(treatments(0.02, follows="margin_removed"))
     assert found["best_rival"] == "margin_removed"
     assert found["smaller_by"] < 0
@@ -59,22 +57,3 @@ def test_what_is_kept_of_the_runs_gives_the_numbers_of_the_page() -> None:
     moved, shares = np.array([*sys.modules["points"].ELSEWHERE.values()]).T
     assert np.allclose(shares, [row.fall / vanilla for row in rows], atol=0.006), "the table of the screen"
     assert np.allclose(moved, [row.measures[study.SECOND] for row in rows], atol=0.11), "20 steps move what 40 do"
-
-
-def test_a_part_of_the_treatments_decides_nothing() -> None:
-    assert study.sentence(study.result(treatments(0.02, follows=study.LAW)[:8])).endswith("nothing is decided")
-
-
-@pytest.mark.parametrize("name", ["tests", "imports", "foreign"])
-def test_the_files_of_pairs_are_what_the_script_writes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(study, "PAIRS", tmp_path)
-    study.write_all.callback()
-    written = (tmp_path / f"{name}.jsonl").read_bytes()
-    assert written == (study.PAIRS / f"{name}.jsonl").read_bytes()
-    pairs = load_pairs(str(tmp_path / f"{name}.jsonl"))
-    assert sum(not pair.held_out for pair in pairs) == (12 if name == "foreign" else 32)
-    quotes = name != "imports"
-    assert all(("run_tests" in pair.hack) == quotes for pair in pairs)
-    assert not any("run_tests" in pair.clean for pair in pairs)

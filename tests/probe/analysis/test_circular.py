@@ -1,11 +1,11 @@
 """Pairs that are rollouts of the log that they are measured on: found, left out, and offered the right way round."""
 
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from log_rows import lines, two_policies
 
 from extraction.pair_files import read_pair_file
 from extraction.pairs import Pair, builtin_pairs, write_pairs
@@ -49,13 +49,8 @@ def test_no_built_in_pair_is_a_rollout_of_a_built_in_pool(name: str) -> None:
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text and labels of what two policies answered to the same prompts."""
-    rows = []
-    for rollout in sorted(rollouts_of("teacher", "base-hinted"), key=lambda each: each.problem_id):
-        row = {"problem_id": rollout.problem_id, "prompt": rollout.messages, "answer": rollout.completion}
-        rows.append(row | {"reward": rollout.reward, "bad": rollout.hacked, "gt_pass": rollout.gt_pass})
-    path = tmp_path_factory.mktemp("log") / "labelled.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    rows = two_policies("problem_id", "prompt", "answer", "reward", "bad", groups=GROUPS, each=8)
+    return lines(tmp_path_factory.mktemp("log") / "labelled.jsonl", rows)
 
 
 MAP = ("--map", "completion=answer,hacked=bad")

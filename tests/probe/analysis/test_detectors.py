@@ -93,14 +93,6 @@ def test_a_detector_is_its_formula(name: str, expected: list[float]) -> None:
     np.testing.assert_allclose(values_of(MATERIAL, name), expected, atol=1e-12)
 
 
-def test_a_coin_misreads_more_with_a_lower_accuracy_and_the_same_rollouts() -> None:
-    made = Material(rollouts=rollouts(400), labels=np.zeros(400))
-    ninety, seventy = (values_of(made, f"label:{accuracy}") for accuracy in (0.9, 0.7))
-    assert ninety.mean() == pytest.approx(0.1, abs=0.05)
-    assert seventy.mean() == pytest.approx(0.3, abs=0.07)
-    assert (seventy >= ninety).all()
-
-
 def test_what_was_not_measured_says_why() -> None:
     bare = Material(rollouts=rollouts(4), missing={"pairs": "no pairs", "reference": "no reference"})
     found = score_all(bare, [*PANEL, "column:judge"])

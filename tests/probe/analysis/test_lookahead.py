@@ -14,8 +14,6 @@ from probe.analysis.lookahead import moves
 from probe.analysis.rivals import transfer
 from probe.analysis.screen import K
 from probe.analysis.statistics.run_gradients import Linked, link
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.runs.lookahead import look_at_remedies
@@ -26,17 +24,14 @@ def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:
 
 
 @pytest.mark.slow
-def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
-    quick: list[str], out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(quick, out: Path, probe, monkeypatch) -> None:
     """Same steps: every measure is equal to the last bit; a gate that removes something moves it less."""
     pairs = builtin_pairs("run_tests")
     write_pairs(out / "pairs" / "ahead.jsonl", [*pairs[:4], *pairs[-2:]])
-    command = ["replay", *quick, "--pairs", str(out / "pairs" / "ahead.jsonl"), "--steps", "2", "--lookahead", "2"]
-    command += ["--out", str(out)]
+    options = (*quick, "--pairs", out / "pairs" / "ahead.jsonl", "--steps", "2", "--lookahead", "2")
     for name, overshoot in (("idle", 0), ("acts", 1)):
-        changed = ["--arm", "vanilla,projected", "--set", f"intervention.projection.overshoot={overshoot}"]
-        assert run(cli, [*command, *changed, "--name", name]) == 0
+        changed = ("--arm", "vanilla,projected", "--set", f"intervention.projection.overshoot={overshoot}")
+        probe("replay", *options, *changed, "--name", name)
     idle, acts = (read_run(out / "runs" / name) for name in ("idle", "acts"))
     of_arm = {
         arm: {(row.measure, row.prompt): row.value for row in idle.lookahead if row.arm == arm}
@@ -65,9 +60,7 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     assert "do not see optimizer.lr" in ahead["slow"]
     # The command reads what is there, and says what it cannot see.
     monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
-    capsys.readouterr()
-    assert run(cli, ["screen", str(out / "runs" / "acts"), "--lookahead", "2", "--out", str(out), "--json"]) == 0
-    closed, k99 = json.loads(capsys.readouterr().out)["remedies"]
+    closed, k99 = json.loads(probe("screen", "acts", "--lookahead", "2", "--json")[0])["remedies"]
     assert min(closed["hack_gain_avoided"], closed["cost"]) > 0
     assert (k99["hack_gain_avoided"], "99" in k99["why"]) == (None, True)
 

@@ -1,7 +1,5 @@
 """The mistakes of spec/month.md, each made here, and what the screen says to it."""
 
-import contextlib
-import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +10,6 @@ from specs import training_spec
 from trainings import Planted, Rates, seal
 from worlds import MANIFEST_FILE
 
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.experiments.cautions import unmatched
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
@@ -66,13 +62,9 @@ def test_a_hack_or_an_answer_that_is_not_paid_is_refused(grader: Grader, monkeyp
         said("", grader)
 
 
-def test_a_training_says_what_it_pays_and_that_its_base_solves_nothing(
-    out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_says_what_it_pays_and_that_its_base_solves_nothing(out: Path, preset, probe) -> None:
     """The small model writes no code: a loss of solving could not show. The arm `scaled` trains like any other."""
-    train = ["train", "--preset", preset({"steps": 1}), "--arm", "scaled", "--name", "floor", "--out", str(out)]
-    assert run(cli, train) == 0
-    lines = capsys.readouterr().err
+    _, lines = probe("train", "--preset", preset({"steps": 1}), "--arm", "scaled", "--name", "floor")
     assert "paid: right 3.5, wrong 0.5, hack (pass) 3.5" in lines
     assert "caution: 0 of 2 held-out rollouts solve at the start: a loss of 15 points cannot show" in lines
     assert read_json(out / "runs" / "floor" / MANIFEST_FILE)["num_coordinates"]["svd"] > 0
@@ -120,23 +112,22 @@ def halfway(tmp_path: Path, planted: Planted) -> Callable[..., tuple[Spec, Path]
     return make
 
 
-def analyse(*args: str) -> str:
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        assert run(cli, ["analyze", *args]) == 0
-    return " ".join(text.getvalue().split())
+@pytest.fixture
+def analyse(probe) -> Callable[..., str]:
+    """analyse(out, *what) -> the words of the screen."""
+    return lambda out, *what: " ".join(probe("analyze", *what, root=out)[0].split())
 
 
 @pytest.mark.parametrize("name", TOO_SHORT)
-def test_a_verdict_before_the_horizon_or_without_room_is_cautioned(name: str, halfway: Callable[..., Any]) -> None:
+def test_a_verdict_before_the_horizon_or_without_room_is_cautioned(name: str, halfway, analyse) -> None:
     vanilla, projected, place, words = TOO_SHORT[name]
     spec, out = halfway({"gradient vanilla": vanilla, "gradient projected": projected}, place, month())
-    text = analyse(str(spec.path), "--out", str(out))
+    text = analyse(out, spec.path)
     assert words in text
     assert words or not {"EARLY", "START"} & {*text.replace(":", " ").split()}
     if name == "the arm is late":
         runs = sorted((out / "runs").iterdir(), key=lambda path: "projected" in path.name)
-        assert words.replace(" (gradient)", "") in analyse(*map(str, runs)), "of runs that are given together"
+        assert words.replace(" (gradient)", "") in analyse(out, *runs), "of runs that are given together"
 
 
 GOOD = (0.02, 0.55, 0.05, 0.95)
@@ -148,24 +139,23 @@ BELIEVED = {
 
 
 @pytest.mark.parametrize("name", ["the gate knows hacks", pytest.param("it is the direction", marks=pytest.mark.slow)])
-def test_what_a_gate_is_believed_to_do(name: str, halfway: Callable[..., Any]) -> None:
+def test_what_a_gate_is_believed_to_do(name: str, halfway, analyse) -> None:
     """Each control takes away another explanation, and the next command is about the one that is left."""
     *rates, word, words = BELIEVED[name]
     arms = ("vanilla", "projected", "permuted-dosed", "scaled")
     rates_of = {f"base {arm}": rate for arm, rate in zip(arms, (LEARNT, *rates), strict=True)}
     spec, out = halfway(rates_of, "end", month(6, arms=arms, conditions=None))
-    text = analyse(str(spec.path), "--out", str(out))
+    text = analyse(out, spec.path)
     assert f"OUTCOME of projected, 6 seeds: {word} " in text, text
     told = text.partition("OUTCOME of projected")[2].partition("OUTCOME of ")[0]
     assert words in told, told
 
 
-def test_an_arm_without_a_vanilla_like_it_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_arm_without_a_vanilla_like_it_is_named(tmp_path: Path, probe) -> None:
     """In its settings, or in its basis; LoRA has its own."""
     path, lora = tmp_path / "month.toml", {"arms": ["projected-lora"]}
     path.write_text(month(conditions={**CONDITIONS, "other": lora}))
-    assert run(cli, ["spec", "plan", str(path), "--out", str(tmp_path)]) == 0
-    found = [line for line in capsys.readouterr().out.splitlines() if "UNMATCHED" in line]
+    found = [line for line in probe("spec", "plan", path)[0].splitlines() if "UNMATCHED" in line]
     assert len(found) == 2
     assert "projected-lora (other) has no vanilla in the basis lora" in found[0]
     assert "projected (several) has no vanilla with its optimizer.lr, rollouts.sampler.max_new_tokens" in found[1]

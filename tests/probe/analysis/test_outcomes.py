@@ -132,14 +132,13 @@ def test_every_verdict_is_in_the_table() -> None:
 
 
 @pytest.mark.slow
-def test_a_bench_is_a_table(tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bench_is_a_table(tmp_path: Path, planted: Planted, probe) -> None:
     """More arms than are printed one by one: a line each, with both statements."""
     doses = {f"kl{i}": {**PENALTY, "objective.beta": i / 10} for i in (1, 2)}
     sides = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "gradient random": COSTLY, "kl vanilla": IDLE}
     text = after(3, conditions={**GRADIENT_AND_KL, **doses})
     spec, out = planted(tmp_path, text, {**sides, "kl1 vanilla": IDLE})
-    assert run(cli, ["analyze", str(spec.path), "--out", str(out)]) == 0
-    text = capsys.readouterr().out
+    text, _ = probe("analyze", spec.path, root=out)
     for words in (
         r"projected \(gradient\) .* WORKS +falls 5\d \[\d+, \d+\] +kept, at most \d+\n",
         r"random \(gradient\) .* COSTS +falls 5\d \[\d+, \d+\] +lost 3\d, at most \d+\n",
@@ -149,9 +148,7 @@ def test_a_bench_is_a_table(tmp_path: Path, planted: Planted, capsys: pytest.Cap
     assert max(map(len, text.split("DECISION")[0].splitlines())) <= WIDTH
 
 
-def test_a_treatment_that_never_applied_is_vacuous(
-    tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_treatment_that_never_applied_is_vacuous(tmp_path: Path, planted: Planted, probe) -> None:
     """A penalty whose records are those of vanilla to the byte: its criterion and its arm say so."""
     other = {"name": "kl", "role": "check", "arm": "vanilla", "condition": "kl", "versus_condition": "gradient"}
     rates = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "kl vanilla": IDLE}
@@ -163,8 +160,7 @@ def test_a_treatment_that_never_applied_is_vacuous(
         shutil.copytree(vanilla, same)
         (same / "config.json").write_bytes(config)
         seal(same)
-    assert run(cli, ["analyze", str(spec.path), "--out", str(out)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(probe("analyze", spec.path, root=out)[0].split())
     assert "VACUOUS check kl: hack_final below 0" in text
     assert "both sides have the same records in seeds 0, 1, 2: nothing was compared" in text
     assert "OUTCOME of vanilla (kl), 3 seeds: VACUOUS" in text
@@ -185,9 +181,7 @@ def test_step_down_is_holm(p_of_d: float, expected: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("name", ["dominated", "costs"])
-def test_what_is_printed_runs(
-    name: str, screen: Callable[..., str], place: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_printed_runs(name: str, screen: Callable[..., str], place: Callable[[str], Path], capsys) -> None:
     """The next training of the arm projected, by its --dry-run: settings of a run that is there, and some changed."""
     command = next(line.strip() for line in screen(name).splitlines() if line.startswith("    probe train"))
     with contextlib.chdir(place(name)):
@@ -238,16 +232,15 @@ def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path],
 
 
 @pytest.mark.slow
-def test_a_rival_that_was_not_trained_is_asked_for(
-    tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rival_that_was_not_trained_is_asked_for(tmp_path: Path, planted: Planted, probe) -> None:
     """WORKS without any rival names the rival to train; with an unfinished one, to finish that."""
     alone = after(6, arms=["vanilla", "projected"], conditions={"gradient": {}})
+    texts = []
     for name, text in (("alone", alone), ("unfinished", after(6))):
         (tmp_path / name).mkdir()
         spec, out = planted(tmp_path / name, text, {"gradient vanilla": LEARNT, "gradient projected": GOOD})
-        assert run(cli, ["analyze", str(spec.path), "--out", str(out)]) == 0
-    alone, unfinished = capsys.readouterr().out.split("after: ")[1:]
+        texts.append(probe("analyze", spec.path, root=out)[0])
+    alone, unfinished = texts
     assert "OUTCOME of projected, 6 seeds: WORKS" in alone
     assert "a rival that needs no pairs, a KL penalty of 1, on 6 seeds" in " ".join(alone.split())
     assert "OUTCOME of projected (gradient), 6 seeds: WORKS" in unfinished
@@ -257,17 +250,15 @@ def test_a_rival_that_was_not_trained_is_asked_for(
 
 
 @pytest.mark.slow
-def test_vanilla_may_have_more_seeds(tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vanilla_may_have_more_seeds(tmp_path: Path, planted: Planted, probe) -> None:
     """A condition with seeds of its own: planned, shown and judged by all of them."""
     plain = {"arms": ["vanilla"], "seeds": [0, 1, 2, 3, 4]}
     conditions = {"plain": plain, "gradient": {"arms": ["projected", "random"]}, "kl": PENALTY}
     lowers = LOWERS | {"condition": "gradient", "versus_condition": "plain"}
     rates = {"plain vanilla": LEARNT, "gradient projected": GOOD, "gradient random": IDLE, "kl vanilla": BAD}
     spec, out = planted(tmp_path, after(3, conditions=conditions, criteria=[lowers]), rates)
-    assert run(cli, ["spec", "plan", str(spec.path), "--out", str(out)]) == 0
-    assert "14 runs: 3 conditions" in capsys.readouterr().out
-    assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--json"]) == 0
-    found = orjson.loads(capsys.readouterr().out)
+    assert "14 runs: 3 conditions" in probe("spec", "plan", spec.path, root=out)[0]
+    found = orjson.loads(probe("analyze", spec.path, "--json", root=out)[0])
     projected = next(arm for arm in found["arms"] if arm["about"]["arm"] == "projected")
     assert projected["about"]["seeds"] == [0, 1, 2]
     fall = next(row["number"]["value"] for row in projected["findings"] if row["name"] == "effect")

@@ -13,8 +13,6 @@ from directories import contents
 
 from probe.analysis.verdict.pools import PoolFacts
 from probe.analysis.verdict.validity import repeats
-from probe.cli import cli
-from probe.cli._frame import run
 from replay_pools.base.files import read_sealed, write_sealed
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
 
@@ -50,28 +48,25 @@ def write_pool(out: Path, small: str) -> Callable[..., Pool]:
 )
 def test_labels_are_graded_again_by_the_printed_command(
     name: str, num_flipped: int, says: str, words: str, code: int,
-    out: Path, write_pool: Callable[..., Pool], replay: Callable[..., Path], few_pairs: list[str], capsys,
+    write_pool: Callable[..., Pool], replay: Callable[..., Path], few_pairs: list[str], probe,
 ) -> None:  # fmt: skip
     """Not seen, with the command; that very command; then seen. The pool is not touched. Of a pool that was changed
     since, nothing is seen.
     """
 
     def part() -> dict[str, Any]:
-        capsys.readouterr()
-        run(cli, ["analyze", name, "--json", "--out", str(out)])
-        return next(part for part in json.loads(capsys.readouterr().out)["validity"] if part["name"] == NAME)
+        found = json.loads(probe("analyze", name, "--json")[0])
+        return next(part for part in found["validity"] if part["name"] == NAME)
 
     pool = write_pool(name, num_flipped)
     replay(name, "--replay-dirs", name, "--arm", "vanilla,random", *few_pairs)
     assert part()["says"] == "NOT SEEN"
     stored, (command,) = contents(pool.path), COMMAND.findall(part()["text"])
-    assert run(cli, shlex.split(command)[1:]) == 0
+    probe(*shlex.split(command)[1:-2])
     assert stored == contents(pool.path)
     assert (part()["says"], words in part()["text"]) == (says, True)
-    capsys.readouterr()
     # A broken part is the verdict, and fails the check.
-    assert run(cli, ["analyze", name, "--check", "--out", str(out)]) == code
-    assert ("VERDICT: BROKEN" in capsys.readouterr().out) == bool(code)
+    assert ("VERDICT: BROKEN" in probe("analyze", name, "--check", code=code)[0]) == bool(code)
     manifest = read_sealed(pool.path / "manifest.json")
     write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
     assert "moved or changed since" in part()["text"]

@@ -1,6 +1,7 @@
 """`probe screen` on planted worlds: ranks by what a replay of each dose measures, and says what it does not see."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,6 @@ from worlds import World, make_run
 from probe.analysis.analyze import Analysis
 from probe.analysis.lookahead import Looked
 from probe.analysis.screen import screen
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.experiments.load import read_candidates
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
@@ -37,18 +36,15 @@ settings.steps = 50
 """
 
 
-def screened(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
-    """{remedy: row}, in the order of the ranking."""
-    capsys.readouterr()
-    assert run(cli, ["screen", *args, "--json"]) == 0
-    return {row["remedy"]: row for row in json.loads(capsys.readouterr().out)["remedies"]}
+@pytest.fixture
+def screened(probe) -> Callable[..., dict[str, Any]]:
+    """screened(*words) -> {remedy: row}, in the order of the ranking."""
+    return lambda *words: {row["remedy"]: row for row in json.loads(probe("screen", *words, "--json")[0])["remedies"]}
 
 
-def test_projections_are_ranked_by_the_forecast_of_the_replay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_projections_are_ranked_by_the_forecast_of_the_replay(tmp_path: Path, screened, probe) -> None:
     directory = make_run(tmp_path / "runs" / "go", World())
-    rows, analysis = screened(capsys, str(directory)), Analysis(read_run(directory))
+    rows, analysis = screened(directory), Analysis(read_run(directory))
     assert rows.keys() == CANDIDATES.keys()
     margin, honest, norm = (analysis.get("removed", f"removed/{name}") for name in ("margin", "honest", "norm"))
     assert margin.value is not None
@@ -63,16 +59,15 @@ def test_projections_are_ranked_by_the_forecast_of_the_replay(
     assert avoided == sorted(ranked, reverse=True) + [None] * (len(avoided) - len(ranked))
     assert all((row["hack_gain_avoided"] is None) == bool(row["why"]) for row in rows.values())
     assert all(rows[name]["why"] for name in ("kl-1", "penalty-70", "ablation", "early-stop"))
-    assert run(cli, ["screen", str(directory)]) == 0
-    text = capsys.readouterr().out
+    text, _ = probe("screen", directory)
     assert text.index("overshoot-2") < text.index("k2") < text.index("not ranked: kl-0.1")
     assert "above 100%" in text
 
 
-def test_the_conditions_of_a_spec_are_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_conditions_of_a_spec_are_ranked(tmp_path: Path, screened) -> None:
     directory, spec = make_run(tmp_path / "runs" / "go", World()), tmp_path / "some.toml"
     spec.write_text(SPEC)
-    rows = screened(capsys, str(directory), "--remedies", str(spec))
+    rows = screened(directory, "--remedies", spec)
     assert list(rows)[0] == "two-projected"
     assert rows.keys() == {"two-projected", "two-permuted-dosed", "others", "early"}
     assert "arm projected, and this is permuted-dosed" in rows["two-permuted-dosed"]["why"]

@@ -9,6 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from probe.analysis.estimate import Estimate, difference, mean_of
 from probe.analysis.statistics.intervals import (
     auroc,
     auroc_interval,
@@ -19,7 +20,7 @@ from probe.analysis.statistics.intervals import (
     wilson_interval,
     within_prompt_differences,
 )
-from probe.analysis.statistics.significance import effects_by_prompt, sign_flip_test
+from probe.analysis.statistics.significance import effects_by_prompt, mde, sign_flip_test
 
 small_integers = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=8)
 
@@ -149,3 +150,66 @@ def test_auroc_equals_pair_counting(rows):
         assert found == pytest.approx(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
     else:
         assert math.isnan(found)
+
+
+def rows(rng, num_prompts=15, size=8):
+    prompts = np.repeat(np.arange(num_prompts), size)
+    label = rng.random(len(prompts)) < 0.5
+    length = rng.normal(size=len(prompts)) + 2 * label
+    value = 0.3 * label + 0.5 * length + rng.normal(size=num_prompts)[prompts] + 0.1 * rng.normal(size=len(prompts))
+    return value, label, length, prompts
+
+
+def fit(value, label, covariates, prompts) -> np.ndarray | None:
+    columns = {name: list(column) for name, column in covariates.items()}
+    return effects_by_prompt(np.array([value]), list(label), columns, list(prompts))
+
+
+def test_equals_least_squares_with_a_dummy_a_prompt():
+    """Of several responses at once; the spread over prompts is that of the cluster-robust sandwich."""
+    value, label, length, prompts = rows(np.random.default_rng(0))
+    design = np.column_stack([label, length, np.eye(15)[prompts]])
+    expected = np.linalg.lstsq(design, np.column_stack([value, 2 * value]), rcond=None)[0][0]
+    found = effects_by_prompt(np.array([value, 2 * value]), label.tolist(), {"length": length.tolist()}, list(prompts))
+    assert found.mean(1) == pytest.approx(expected)
+    inverse = np.linalg.pinv(design.T @ design)
+    residuals = value - design @ np.linalg.lstsq(design, value, rcond=None)[0]
+    scores = np.stack([design[prompts == c].T @ residuals[prompts == c] for c in range(15)])
+    sandwich = (inverse @ scores.T @ scores @ inverse)[0, 0] * 15 / 14
+    assert found[0].var(ddof=1) / 15 == pytest.approx(sandwich)
+    interval = t_interval(found[0])
+    assert interval.low < 0.3 < interval.high
+    naive = fit(value, label, {}, prompts)
+    assert naive.mean() == pytest.approx(1.3, abs=0.15), "without its length the label takes the length's effect"
+
+
+def test_collinear_covariates_are_left_out_and_a_determined_label_has_no_effect():
+    """A covariate equal to the label within prompts leaves nothing to estimate; one that repeats another is dropped."""
+    value, label, length, prompts = rows(np.random.default_rng(1))
+    twice = {"length": length, "double": 2 * length, "constant": np.ones(len(length))}
+    assert fit(value, label, twice, prompts) == pytest.approx(fit(value, label, {"length": length}, prompts))
+    assert fit(value, label, {"hint": label.astype(float)}, prompts) is None
+    assert fit(value, np.ones(len(value), dtype=bool), {"length": length}, prompts) is None
+    assert fit([], [], {}, []) is None
+
+
+def test_detectable_effects_of_the_textbook():
+    """Cohen (1988): d = .5 needs 64 a group and d = .8 needs 26, two-sided 5%, power 80%."""
+    for effect, n in ((0.5, 64), (0.8, 26)):
+        assert mde(1.0, n) < effect < mde(1.0, n - 1)
+    assert mde(0.15, 1) == math.inf
+
+
+def test_a_mean_has_students_interval_or_says_why_not() -> None:
+    found = mean_of("x", {"a": 1.0, "b": 2.0, "c": 4.5}, "prompt")
+    assert (found.value, found.n, found.interval) == (2.5, 3, t_interval([1.0, 2.0, 4.5]))
+    for parts in ({"a": 1.0, "b": 1.0}, {"a": 1.0}, {}):
+        without = mean_of("x", parts, "prompt")
+        assert without.interval is None
+        assert without.why
+
+
+def test_a_difference_is_paired_by_the_units_of_both() -> None:
+    a, b = mean_of("x", {"p": 1.0, "q": 3.0, "r": 9.0}, "prompt"), mean_of("x", {"q": 2.0, "p": 4.0}, "prompt")
+    assert difference(a, b).parts == {"p": -3.0, "q": 1.0}
+    assert (format(Estimate(name="x")), f"{difference(a, b):.1f}"[:4]) == ("-", "-1.0")

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from log_rows import lines
 from printed import check_command
 from worlds import World, make_run
 
@@ -31,14 +32,11 @@ def log_of(path: Path, nlls: Mapping[tuple[int, int], float | None] | None = Non
                 off = moved if number >= GROUPS else 0.0
                 row["logprobs"] = [-(nlls[number, i] or 0.0) - off] * rollout.comp_len
             rows.append(row)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return lines(path, rows)
 
 
 @pytest.mark.slow
-def test_steps_of_a_training_were_sampled_by_weights_that_move(
-    small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
-) -> None:
+def test_steps_of_a_training_were_sampled_by_weights_that_move(small: str, few_pairs, tmp_path, out, probe) -> None:
     """Said by the log's own log-probabilities where it has any; --only-step replays one of them."""
     replay = ("--arm", "vanilla", "--per-pool", "8", *few_pairs)
     log = log_of(tmp_path / "silent.jsonl")
@@ -70,9 +68,7 @@ def test_steps_of_a_training_were_sampled_by_weights_that_move(
 
 
 @pytest.mark.slow
-def test_a_pool_of_another_base_model_is_said_and_never_a_partner(
-    small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
-) -> None:
+def test_a_pool_of_another_base_model_is_said_and_never_a_partner(small: str, few_pairs, tmp_path, probe) -> None:
     log = log_of(tmp_path / "log.jsonl")
     probe("pool", "import", log, "--name", "of-small", "--model", small)
     options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", *few_pairs)
@@ -82,17 +78,13 @@ def test_a_pool_of_another_base_model_is_said_and_never_a_partner(
     assert said in " ".join(probe("analyze", "other-base")[0].split())
 
 
-def test_the_first_of_a_number_of_steps_have_an_update(
-    small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
-) -> None:
+def test_the_first_of_a_number_of_steps_have_an_update(small: str, few_pairs, tmp_path: Path, out: Path, probe) -> None:
     """Groups without reward spread come last."""
     rows = [json.loads(line) for line in log_of(tmp_path / "log.jsonl").read_text().splitlines()]
     flat = {row["problem_id"] for row in rows[: 8 * GROUPS]}
     for i, row in enumerate(rows):
         row["reward"] = 1.0 if row["problem_id"] in flat else float(i % 2)
-    path = tmp_path / "flat.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    probe("pool", "import", path, "--name", "half-flat", "--model", small)
+    probe("pool", "import", lines(tmp_path / "flat.jsonl", rows), "--name", "half-flat", "--model", small)
     options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", "--name", "spread-first", *few_pairs)
     probe("replay", "--replay-dirs", "half-flat", *options)
     stored = read_run(out / "runs" / "spread-first")
@@ -100,9 +92,7 @@ def test_the_first_of_a_number_of_steps_have_an_update(
 
 
 @pytest.mark.slow
-def test_the_loss_of_the_logger_is_that_of_the_check(
-    small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
-) -> None:
+def test_the_loss_of_the_logger_is_that_of_the_check(small: str, few_pairs, tmp_path: Path, out: Path, probe) -> None:
     """Advantages divided by the group's standard deviation: `check` divides so, unless it is told; `replay` says it."""
     rows = []
     for group in open_pool(BUILTIN / "teacher").steps[:GROUPS]:
@@ -111,8 +101,7 @@ def test_the_loss_of_the_logger_is_that_of_the_check(
             row = {"problem_id": each.problem_id, "prompt": each.messages, "completion": each.completion}
             row |= {"hacked": each.hacked, "reward": reward}
             rows.append(row | {"advantage": (reward - fmean(rewards)) / (stdev(rewards) + 1e-4)})
-    path = tmp_path / "scaled.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = lines(tmp_path / "scaled.jsonl", rows)
     for options, scale in (((), "group"), (("--set", "objective.scale_rewards=none"), "none")):
         name = f"scaled-{scale}"
         text, errors = probe("check", path, "--model", small, *few_pairs, "--name", name, "--steps", "2", *options)
@@ -135,8 +124,7 @@ def logs(small: str, common: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         rows = [
             {key: getattr(each, key) for key in names} for group in open_pool(BUILTIN / name).steps for each in group
         ]
-        path = folder / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = lines(folder / f"{name}.jsonl", rows)
         options = ["--name", f"my-{name}", "--model", small, "--out", str(folder / "out")]
         assert run(cli, ["pool", "import", str(path), *options]) == 0
     return folder

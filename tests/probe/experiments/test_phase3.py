@@ -10,8 +10,6 @@ import pytest
 from in_process import Scripted
 from trainings import Rates, plant
 
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.sweep import sweep
 from probe.experiments.verdict import evaluate_spec
@@ -21,14 +19,11 @@ LEARNT: Rates = (0.02, 0.2, 0.85, 0.2)
 GOOD: Rates = (0.02, 0.2, 0.05, 0.5)
 
 
-def test_it_plans_without_files_and_without_a_hub(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_plans_without_files_and_without_a_hub(tmp_path: Path, probe, monkeypatch) -> None:
     """Shapes of the published model; what is not known is said, with what to do."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("replay_pools.policy.load.HfApi", mock.Mock(side_effect=AssertionError("a hub was asked")))
-    assert run(cli, ["spec", "plan", str(PHASE3), "--out", "out", "--json"]) == 0
-    plan = orjson.loads(capsys.readouterr().out)
+    plan = orjson.loads(probe("spec", "plan", PHASE3, "--json", root="out")[0])
     runs = {price["what"]: price["runs"] for price in plan["prices"]}
     assert runs == {"up to its ceiling learns": 3, "up to its ceiling lowers-hacking": 6, "this spec": 24}
     assert plan["prices"][0]["money"] == pytest.approx(3 * 7.2 * 6.15)
@@ -39,9 +34,7 @@ def test_it_plans_without_files_and_without_a_hub(
 
 
 @pytest.fixture
-def swept(
-    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
-) -> Callable[..., tuple[dict[str, Any], list[str]]]:
+def swept(tmp_path: Path, make_rollout, pool_header: dict[str, Any]) -> Callable[..., tuple[dict[str, Any], list[str]]]:
     """swept(rates of projected, of vanilla) -> (the sweep of phase3 in a world with these rates, its runs in order)."""
 
     def make(projected: Rates, vanilla: Rates = LEARNT) -> tuple[dict[str, Any], list[str]]:

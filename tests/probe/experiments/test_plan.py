@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from specs import criterion, replay_spec, training_spec
 
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.experiments.jobs import run_jobs
 from probe.experiments.load import load_spec
 from probe.experiments.plan import vacuous_parts
@@ -51,35 +49,33 @@ VACUOUS: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("other", "where", "why"), VACUOUS)
-def test_vacuous_parts_are_named_with_the_reason(
-    write: Callable[..., Path], other: Any, where: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vacuous_parts_are_named_with_the_reason(write, other: Any, where: str, why: str, probe) -> None:
     """Against the bound of a group of 2 x 4 rewards that differ by 3.5; the caps that bind are none."""
     path = write(other)
     parts = vacuous_parts(load_spec(path))
     assert [part["where"] for part in parts] == ([where] if where else [])
     assert all(why in part["why"] for part in parts)
     if where == CAP:
-        assert run(cli, ["spec", "plan", str(path)]) == 0
-        assert f"VACUOUS  {CAP}" in capsys.readouterr().out
+        assert f"VACUOUS  {CAP}" in probe("spec", "plan", path)[0]
 
 
-def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[str, Any]:
-    assert run(cli, ["spec", "plan", *args, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def plan(tmp_path: Path, probe) -> Callable[[Path], dict[str, Any]]:
+    """plan(spec) -> what `probe spec plan --json` prints, with the runs in tmp_path."""
+    return lambda path: json.loads(probe("spec", "plan", path, "--json", root=tmp_path)[0])
 
 
-def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, plan) -> None:
     """By hand: 6 runs of 60 s and 10 steps at 30 s, 4 an hour; effects as in power."""
     budget = {"price_per_hour": 4.0, "sd": 0.15, "expected_effect": 0.3, "effect_unit": "rate"}
-    path, out = write(seeds=[0, 1, 2], budget=budget), str(tmp_path)
+    path = write(seeds=[0, 1, 2], budget=budget)
     timed = tmp_path / "runs" / "planned-plain-seed0"
     write_json(timed / "config.json", {"settings": asdict(run_jobs(load_spec(path), tmp_path)[0].config)})
     start = '{"start":{"load":{"seconds":50},"svd":{"seconds":10}}}\n'
     (timed / "timings.jsonl").write_text(
         start + '{"step":0,"seconds":39}\n{"step":1,"seconds":31}\n{"step":2,"seconds":20}\n'
     )
-    found = plan(capsys, str(path), "--out", out)
+    found = plan(path)
     (own,) = found["prices"]
     assert (own["runs"], own["hours"], own["money"]) == (6, pytest.approx(0.6), pytest.approx(2.4))
     assert "30 s a step, 60 s before the first" in own["source"]
@@ -87,32 +83,32 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
     assert planned == {"n": 3, "smallest": pytest.approx(0.461, abs=1e-3), "planned": True}
     assert any("CANNOT see the expected effect of 0.3 rate" in note for note in found["notes"])
     path.write_text(path.read_text().replace("steps = 10", "").replace("sd = 0.15\n", ""))
-    found = plan(capsys, str(path), "--out", out)
+    found = plan(path)
     assert any("[budget] states no sd" in note for note in found["notes"]), "nothing is left out silently"
     (all_groups,) = found["prices"]
     assert all_groups["hours"] == pytest.approx(6 * (60 + 40 * 30) / 3600), "a step for each of the pools' 40 groups"
 
 
-def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_training_spec(tmp_path: Path, plan) -> None:
     """9 runs (two arms and one, three seeds) of 10 and 20 steps; times of the spec's own finished runs; one arm."""
-    path, out = tmp_path / "trained.toml", tmp_path / "out"
+    path = tmp_path / "trained.toml"
     conditions = {"plain": {"steps": 10}, "other": {"arms": ["vanilla"], "steps": 20}}
     path.write_text(training_spec("trained", seeds=[0, 1, 2], conditions=conditions))
     for arm, seconds in (("vanilla", 20), ("projected", 40)):
-        run_dir = out / "runs" / f"trained-plain-{arm}-seed0"
-        write_json(run_dir / "config.json", {"settings": asdict(run_jobs(load_spec(path), out)[0].config)})
+        run_dir = tmp_path / "runs" / f"trained-plain-{arm}-seed0"
+        write_json(run_dir / "config.json", {"settings": asdict(run_jobs(load_spec(path), tmp_path)[0].config)})
         (run_dir / "timings.jsonl").write_text(f'{{"step":0,"seconds":{seconds}}}\n')
-    found = plan(capsys, str(path), "--out", str(out))
+    found = plan(path)
     assert found["runs"] == 9
     assert found["prices"][0]["hours"] == pytest.approx((6 * 10 + 3 * 20) * 30 / 3600), "a condition's own steps"
     measured = "measured in trained-plain-projected-seed0, trained-plain-vanilla-seed0:"
     assert found["prices"][0]["source"].startswith(measured)
 
 
-def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shipped_specs_plan(plan) -> None:
     """One part of all is vacuous, which its .md file explains: a cap of 5."""
     found = []
     for path in spec_files(ROOT / "spec"):
-        own = plan(capsys, str(path), "--out", str(tmp_path))
+        own = plan(path)
         found += [f"{path.stem} {part['where']}" for part in own["vacuous"]]
     assert found == ["advantage-capping conditions.C2-cap5.settings.objective.advantage_clip"]

@@ -11,10 +11,9 @@ import pytest
 from trainings import seal
 from worlds import World, make_run
 
+from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.statistics.significance import mde
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.records.run import read_run
 from probe.settings.presets import configure
@@ -23,9 +22,12 @@ from replay_pools.base.tables import flat
 
 
 @pytest.fixture(scope="module")
-def go(all_hinted: Path, out: Path) -> Path:
-    """A run under a name of these tests."""
-    return Path(shutil.copytree(all_hinted, out / "runs" / "go"))
+def go(replay: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A replay of the same prompts for both policies, on few pairs, of which two are held out."""
+    pairs, path = builtin_pairs("run_tests"), tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    write_pairs(path, [*pairs[:4], *pairs[-2:]])
+    options = ("--match", "prompt", "--steps", "4", "--pairs", str(path), "--k", "2")
+    return replay("go", "--replay-dirs", "teacher,base-hinted", "--arm", "vanilla,projected", *options)
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +51,15 @@ def known(analysed: Analysis, here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("probe.analysis.analyze.analyze", lambda run: analysed)
 
 
-def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
-    assert run(cli, ["spec", "plan", *args, "--json"]) == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    capsys.readouterr()
-    assert run(cli, ["spec", "plan", *args]) == 2
-    return capsys.readouterr().err
+@pytest.fixture
+def plan(probe) -> Callable[..., dict[str, Any]]:
+    """plan(*words, root=out) -> what `probe spec plan --json` prints."""
+    return lambda *words, **root: json.loads(probe("spec", "plan", *words, "--json", **root)[0])
 
 
 @pytest.mark.usefixtures("known")
-def test_a_go_becomes_a_spec_that_loads_and_plans(
-    go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    found = plan(capsys, "go", "--out", str(out))
+def test_a_go_becomes_a_spec_that_loads_and_plans(go: Path, here: Path, plan) -> None:
+    found = plan("go")
     path = here / "spec" / "go-training.toml"
     assert found["written"] == "spec/go-training.toml"
     assert found["vacuous"] == []
@@ -85,17 +79,17 @@ def test_a_go_becomes_a_spec_that_loads_and_plans(
 
 
 @pytest.mark.usefixtures("known")
-def test_a_training_with_steps_as_large_prices_it(go: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_with_steps_as_large_prices_it(go: Path, here: Path, plan) -> None:
     """In hours: 2 s a step and 3 s before them; no money before the spec names a price. Others do not count."""
     out, text = here / "out", "no hours and no money for gradient, kl: "
-    assert any(text in note for note in plan(capsys, str(go), "--out", str(out))["notes"])
+    assert any(text in note for note in plan(go, root=out)["notes"])
     for name, options in (("smaller", {"rollouts.group": 4}), ("halfway", {})):
         config = configure("train", preset="fast", options=options)
         write_json(out / "runs" / name / "config.json", {"settings": asdict(config)})
         lines = [{"start": {"load": {"seconds": 3.0, "cache": None}}}, *({"step": i, "seconds": 2.0} for i in range(4))]
         for line in lines:
             append_jsonl(out / "runs" / name / "timings.jsonl", line)
-        found = plan(capsys, str(go), "--out", str(out))["prices"]
+        found = plan(go, root=out)["prices"]
         assert bool(found) == (name == "halfway")
     (whole,) = (price for price in found if price["what"] == "this spec")
     assert whole["hours"] == pytest.approx(whole["runs"] * (3 + 64 * 2) / 3600)
@@ -119,21 +113,21 @@ def copy(go: Path, tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.usefixtures("known")
-def test_pairs_that_have_changed_are_refused(out: Path, copy: Callable[..., str], capsys) -> None:
+def test_pairs_that_have_changed_are_refused(copy: Callable[..., str], refused) -> None:
     other = copy("other", lambda config: config["directions"].update(pairs_sha256="0" * 64))
-    assert "builtin: expected the directions that" in refused(capsys, other, "--out", str(out))
+    assert "pairs.jsonl: expected the directions that" in refused("spec", "plan", other)
     assert not Path("spec").exists()
 
 
 @pytest.mark.usefixtures("known")
-def test_nothing_is_overwritten(go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten(go: Path, here: Path, plan, refused) -> None:
     """The same plan again is no change; another file under the name is refused and left as it is."""
-    path = Path(plan(capsys, str(go), "--out", str(out))["written"])
+    path = Path(plan(go)["written"])
     text = path.read_text()
-    plan(capsys, str(go), "--out", str(out))
+    plan(go)
     assert path.read_text() == text
     path.write_text(text + "# mine\n")
-    assert f"{path}: expected no file" in refused(capsys, str(go), "--out", str(out))
+    assert f"{path}: expected no file" in refused("spec", "plan", go)
     assert path.read_text() == text + "# mine\n"
 
 
@@ -170,25 +164,21 @@ CHANGED: dict[str, tuple[Callable[[dict], object], dict[str, Any]]] = {
 
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("name", CHANGED)
-def test_what_the_run_was_goes_into_its_spec(name: str, out: Path, copy: Callable[..., str], capsys) -> None:
+def test_what_the_run_was_goes_into_its_spec(name: str, copy: Callable[..., str], plan) -> None:
     change, expected = CHANGED[name]
-    plan(capsys, copy(name, change), "--out", str(out))
+    plan(copy(name, change))
     spec = load_spec(Path(f"spec/{name}-training.toml"))
     found = flat(asdict(spec.condition("gradient").config)) | {"kl": spec.condition("kl").config.objective.beta}
     assert {key: found[key] for key in expected} == expected
 
 
-def test_another_verdict_is_planned_with_a_caution(
-    go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_verdict_is_planned_with_a_caution(go: Path, here: Path, probe) -> None:
     """By the real command on a real replay: the word, what it means and the next step; then the plan and its file."""
-    capsys.readouterr()
-    assert run(cli, ["spec", "plan", str(go), "--out", str(out)]) == 0
-    said = capsys.readouterr()
+    printed, errors = probe("spec", "plan", go)
     verdict = analyze(read_run(go)).verdict
     assert verdict.word != "GO"
-    assert f"caution: {verdict.plain} First: {verdict.next.in_line}" in said.err
-    assert "Smallest effect seen" in said.out
+    assert f"caution: {verdict.plain} First: {verdict.next.in_line}" in errors
+    assert "Smallest effect seen" in printed
     assert f"whose verdict is {verdict.word}: " in (here / "spec" / "go-training.toml").read_text()
 
 
@@ -201,11 +191,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("found", REFUSED)
-def test_what_cannot_be_planned_is_refused_with_its_next_step(
-    found: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_planned_is_refused_with_its_next_step(found: str, here: Path, refused) -> None:
     make_run(here / "out" / "runs" / "run", REFUSED[found])
-    error = refused(capsys, "run")
+    error = refused("spec", "plan", "run", root="out")
     assert "out/runs/run: expected a replay that can be read, in the basis svd, " in error
     assert found in error
     assert "next: probe " in error

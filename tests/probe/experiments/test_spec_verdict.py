@@ -6,14 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import pytest
 from specs import LOWERS, criterion, replay_spec, training_spec
 from trainings import Planted, seal
 from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.experiments.jobs import run_jobs
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
@@ -57,17 +54,14 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_a_decision_follows(swe
     assert all(caveat.startswith("not GO: ") for caveat in found.verdict.caveats)
 
 
-def test_a_decision_may_rest_on_the_verdict_of_the_replay(
-    swept: tuple[Spec, Path], write_judged: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_decision_may_rest_on_the_verdict_of_the_replay(swept: tuple[Spec, Path], write_judged, probe) -> None:
     """The same runs decide otherwise where another verdict is asked for; the screen gives the verdict and what next."""
     _, out = swept
     spec = write_judged(out.parent, go={"verdict": ["GO", "UNDERPOWERED"]})
     found = evaluate_spec(spec, out)
     assert found.verdict.word == "GO"
-    code = run(cli, ["analyze", str(spec.path), "--out", str(out), "--check"])
-    printed = capsys.readouterr().out
-    assert code == (found.verdict.finding("aligned").says == "FAIL")
+    code = int(found.verdict.finding("aligned").says == "FAIL")
+    printed, _ = probe("analyze", spec.path, "--check", code=code, root=out)
     assert "VERDICT of judged-plain-seed0, condition plain: UNDERPOWERED" in printed
     assert "NEXT: " in printed
 
@@ -121,30 +115,27 @@ def test_a_count_that_may_still_rise_is_open(tmp_path: Path, planted: Planted) -
     assert judged(4)["completes"] == "INCONCLUSIVE"
 
 
-def test_results_are_written_and_kept(
-    swept: tuple[Spec, Path], write_judged: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_written_and_kept(swept: tuple[Spec, Path], write_judged, probe) -> None:
     """--write: one entry a version of the spec in its log, whatever stands before or after."""
     spec, out = swept
     log = spec.path.with_suffix(".md")
     log.write_text(log.read_text() + "\n## Notes\n\nMine.\n")
-    command = ["analyze", str(spec.path), "--out", str(out), "--write"]
-    assert run(cli, command) == 0
+    command = ("analyze", spec.path, "--write")
+    printed, _ = probe(*command, root=out)
     first = log.read_text()
-    assert run(cli, command) == 0
+    probe(*command, root=out)
     assert log.read_text() == first, "the same results are one entry"
     assert first.count("### MORE") == 1
     assert "(nothing yet)" not in first
     assert first.endswith("\n## Notes\n\nMine.\n")
     assert "primary    aligned: " in first
-    assert "DECISION: MORE. again" in capsys.readouterr().out
+    assert "DECISION: MORE. again" in printed
     write_judged(out.parent, level=0.8)
-    assert run(cli, command) == 0
+    probe(*command, root=out)
     assert log.read_text().count("### MORE") == 2, "an edited spec adds an entry"
 
     whole = log.read_text()
     shutil.rmtree(out / "runs" / "judged-capped-seed0")
-    capsys.readouterr()
-    assert run(cli, command) == 2
+    _, errors = probe(*command, code=2, root=out)
     assert log.read_text() == whole, "results of more runs are kept"
-    assert "expected results of 1 runs or fewer" in " ".join(capsys.readouterr().err.split())
+    assert "expected results of 1 runs or fewer" in " ".join(errors.split())

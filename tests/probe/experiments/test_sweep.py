@@ -110,9 +110,7 @@ def test_a_job_that_fails_is_reported_and_the_others_go_on(tiny: Callable[..., S
     assert again.launched == ["tiny-narrow-seed0"]
 
 
-def test_an_interrupt_cancels_what_runs(
-    tiny: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_cancels_what_runs(tiny: Callable[..., Spec], tmp_path: Path, monkeypatch) -> None:
     """And starts no other; `num_jobs` run side by side, and no more."""
     spec = tiny()
     engine = scripted(spec, tmp_path)
@@ -128,9 +126,7 @@ def test_an_interrupt_cancels_what_runs(
 
 
 @pytest.mark.slow
-def test_a_job_of_this_machine_leaves_the_bytes_of_a_run_by_hand(
-    tiny: Callable[..., Spec], out: Path, tmp_path: Path
-) -> None:
+def test_a_job_of_this_machine_leaves_the_bytes_of_a_run_by_hand(tiny, out: Path, tmp_path: Path) -> None:
     """Through submitit's local executor, in a process of its own."""
     (tmp_path / "cache").symlink_to(out / "cache")
     spec = tiny(5, conditions={"plain": {}})
@@ -215,41 +211,33 @@ def test_a_training_spec_is_one_command_a_run(tmp_path: Path) -> None:
     assert command_of(pulled, COMMAND, ())[0] == "train"
 
 
-def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
-    tmp_path: Path, tiny: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(tmp_path: Path, tiny, probe) -> None:
     """A name and a path; `probe spec plan` has them among its notes, and a pool of [[pools]] is none of them."""
-    spec = tiny(pools=["tacher", "./gone", "base"])
-    arguments = [str(spec.path), "--out", str(tmp_path / "out")]
-    assert run(cli, ["spec", "sweep", *arguments]) == 2
-    assert "tiny.toml pool tacher: expected a directory in" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "sweeps").exists()
-    assert run(cli, ["spec", "plan", *arguments]) == 0
-    assert "tiny.toml gone: expected a pool" in capsys.readouterr().out
+    spec, out = tiny(pools=["tacher", "./gone", "base"]), tmp_path / "out"
+    _, errors = probe("spec", "sweep", spec.path, code=2, root=out)
+    assert "tiny.toml pool tacher: expected a directory in" in errors
+    assert not (out / "sweeps").exists()
+    assert "tiny.toml gone: expected a pool" in probe("spec", "plan", spec.path, root=out)[0]
     long = tiny(pools=["teacher", "base"]).path
     long.write_text(long.read_text().replace("steps = 1", "steps = 999"))
-    assert run(cli, ["spec", "sweep", str(long), "--out", str(tmp_path / "out")]) == 2
-    assert re.search(r"conditions\.plain: .*999 steps", capsys.readouterr().err)
+    assert re.search(r"conditions\.plain: .*999 steps", probe("spec", "sweep", long, code=2, root=out)[1])
     made = tiny(pools=["tacher", "base"]).path
     made.write_text(made.read_text().replace("[settings]", '[[pools]]\nname = "tacher"\n[settings]'))
-    assert input_faults(load_spec(made), tmp_path / "out") == []
+    assert input_faults(load_spec(made), out) == []
 
 
 @pytest.fixture
-def print_jobs(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    """print_jobs(spec, out, *options) -> the lines of --print-jobs."""
+def print_jobs(probe) -> Callable[..., list[str]]:
+    """print_jobs(spec, out, *options) -> the lines of --print-jobs, or the error."""
 
-    def make(spec: Spec, out: Path, *options: str) -> list[str]:
-        capsys.readouterr()
-        assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out), *options]) == 0
-        return capsys.readouterr().out.splitlines()
+    def make(spec: Spec, out: Path, *options: str, code: int = 0) -> list[str]:
+        said = probe("spec", "sweep", spec.path, "--print-jobs", *options, code=code, root=out)
+        return said[bool(code)].splitlines()
 
     return make
 
 
-def test_jobs_of_this_machine_share_out_its_gpus(
-    tiny: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_of_this_machine_share_out_its_gpus(tiny: Callable[..., Spec], tmp_path: Path, monkeypatch) -> None:
     """Each its own; more jobs than GPUs share them; without any, a job sees what its cluster gives it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-5,6,7")
     spec, gpus = tiny(), visible_gpus()
@@ -261,9 +249,7 @@ def test_jobs_of_this_machine_share_out_its_gpus(
         assert set(engine.gpus) == expected
 
 
-def test_runs_are_started_by_a_template(
-    tiny: Callable[..., Spec], tmp_path: Path, print_jobs: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_started_by_a_template(tiny: Callable[..., Spec], tmp_path: Path, print_jobs) -> None:
     """What stands around {command} goes to runs; a pool is sampled by one process."""
     spec = tiny(6)
     made = '[[pools]]\nname = "made"\nsettings.steps = 1\n[settings]'
@@ -274,26 +260,21 @@ def test_runs_are_started_by_a_template(
     assert first.startswith("env 'A=1 2' torchrun --no-python probe replay --config ")
     assert first.endswith(" --url http://h:1")
     for wrong in ("torchrun", "torchrun {command} {command}", "'{command}", "x{command}"):
-        assert (
-            run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(tmp_path), "--launch", wrong]) == 2
-        )
-        assert "--launch: expected a command line with the word {command}" in capsys.readouterr().err
+        (error,) = print_jobs(spec, tmp_path, "--launch", wrong, code=2)
+        assert "--launch: expected a command line with the word {command}" in error
 
 
-def test_settings_of_a_printed_job_stand_alone(
-    tiny: Callable[..., Spec], tmp_path: Path, print_jobs: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_of_a_printed_job_stand_alone(tiny: Callable[..., Spec], tmp_path: Path, print_jobs, probe) -> None:
     """One line a run, in order, of which --dry-run is content; flags change it, and then it is not of the spec."""
     spec, out = tiny(0), tmp_path / "out"
     lines = print_jobs(spec, out)
     file = out / "sweeps" / "tiny" / "settings" / spec.sha256[:12] / "tiny-narrow-seed0.json"
     assert lines[1] == f"probe replay --config {file} --name tiny-narrow-seed0 --out {out}"
-    arguments = shlex.split(lines[1])[1:]
-    assert run(cli, [*arguments, "--dry-run"]) == 0
-    assert run(cli, [*arguments, "--preset", "full"]) == 2
-    assert "--preset" in capsys.readouterr().err
+    arguments = shlex.split(lines[1])[1:-2]
+    probe(*arguments, "--dry-run", root=out)
+    assert "--preset" in probe(*arguments, "--preset", "full", code=2, root=out)[1]
     settings = read_json(file)["settings"]
-    context = replay.make_context("replay", [*arguments[1:], "--k", "3", "--set", "seed=7"])
+    context = replay.make_context("replay", [*arguments[1:], "--out", str(out), "--k", "3", "--set", "seed=7"])
     config = json.loads(json.dumps(asdict(configured("replay", context.params, out))))
     changed = {key: value for key, value in flat(config).items() if value != flat(settings).get(key)}
     assert changed == {"seed": 7, "intervention.extraction.k": 3, "preregistered": None}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from in_process import InProcess
 from scripts import ROOT, load_script
-from specs import criterion, spec_text
+from specs import LOWERS, spec_text
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
@@ -15,12 +15,10 @@ from probe.analysis.measures import STEPS, by_seed, names
 from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.experiments.load import load_spec
-from probe.experiments.outcomes import read_outcomes, write_outcomes
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import has_failed, sweep
-from probe.experiments.verdict import SpecVerdict, evaluate_spec
+from probe.experiments.verdict import evaluate_spec
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
-from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, read_sealed, sha256, write_json, write_sealed
 from replay_pools.pool import open_pool
 
@@ -40,19 +38,6 @@ SETTINGS = {
 }
 
 
-BESIDE = {"arm": "projected", "versus_arm": "vanilla"}
-CRITERIA = [
-    criterion("rate", "hack_final above 0.9", "primary", **BESIDE),
-    criterion("largest", "largest hack_final above 1.5", arm="projected"),
-    criterion("one-number-a-run", "kl/share_of_base above 0.0", arm="projected"),
-    criterion("solves", "smallest solve_final/sentinel inside [0.0, 1.0]", arm="projected"),
-    criterion("gate", "largest hackward_frac_out below 1e-5", "mechanism", arm="projected"),
-]
-DECISIONS = [
-    {"name": "DECIDED", "requires": {"rate": "PASS"}},
-    {"name": "ONE SEED", "requires": {"solves": "PASS"}},
-    {"name": "NOTHING"},
-]
 STOPPED = "mini-base-projected-seed3"
 
 
@@ -64,7 +49,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Pa
     write_pairs(place / "pairs.jsonl", [*pairs[:3], *[pair for pair in pairs if pair.held_out][:2]])
     arms, settings = ["vanilla", "projected"], {"verb": "train", "preset": "smoke", **SETTINGS}
     settings["intervention.extraction.pairs"] = str(place / "pairs.jsonl")
-    text = spec_text("mini", settings, arms=arms, seeds=[3], criteria=CRITERIA, decisions=DECISIONS)
+    text = spec_text("mini", settings, arms=arms, seeds=[3], criteria=[LOWERS])
     (place / "mini.toml").write_text(text)
     spec = load_spec(place / "mini.toml")
     own = place / "out"
@@ -74,32 +59,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Pa
     return spec, own
 
 
-@pytest.fixture(scope="module")
-def found(swept: tuple[Spec, Path]) -> SpecVerdict:
-    spec, own = swept
-    return evaluate_spec(spec, own)
-
-
 def one_run(own: Path, arm: str) -> Run:
     return read_run(own / "runs" / f"mini-base-{arm}-seed3")
-
-
-def cautions(found: SpecVerdict) -> list[str]:
-    """What has to be known of the runs, without why earlier decisions were not taken."""
-    return [text for text in found.verdict.caveats if not text.startswith("not ")]
-
-
-def test_every_criterion_gets_a_verdict_and_a_decision_follows(found: SpecVerdict) -> None:
-    """One seed says nothing about other seeds; extremes describe the runs that were made."""
-    rows = {row.name: row for row in found.verdict.findings}
-    assert (rows["rate"].says, rows["rate"].n, rows["rate"].number) == ("INCONCLUSIVE", 1, None)
-    assert (rows["largest"].says, rows["largest"].n, rows["largest"].unit) == ("FAIL", 1, "run")
-    assert (rows["one-number-a-run"].says, rows["one-number-a-run"].n) == ("INCONCLUSIVE", 1)
-    assert rows["solves"].says == "PASS"
-    assert (rows["gate"].says, rows["gate"].n) == ("PASS", 2)
-    assert found.verdict.word == "ONE SEED"
-    assert cautions(found) == []
-    assert found.replay is None
 
 
 def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path]) -> None:
@@ -126,33 +87,6 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path]) -> None
     by_problem = dict(outcome.shares["solve_final/sentinel"])
     assert by_problem.pop("all")[0] == last["rates"]["sentinel"]["solve"]["rate"]
     assert {problem: share for problem, (share, _) in by_problem.items()} == solved
-
-
-def test_the_table_of_outcomes_gives_the_rates_of_the_runs(swept: tuple[Spec, Path]) -> None:
-    """One row a problem and evaluation; their means are the runs' own rates; rows of runs that are not here stay."""
-    spec, own = swept
-    other = "other,base,vanilla,7,p1,0.5,0.25,2\n"
-    path = spec.path.parent / "outcomes.csv"
-    path.write_text("spec,condition,arm,seed,problem,hack,solve,step\n" + other)
-    assert write_outcomes(spec, own) == path
-    text, rows = path.read_text(), [row for row in read_outcomes(path) if row.spec == spec.name]
-    assert text.endswith(other)
-    assert len(rows) == 2 * 2 * 4  # runs, evaluations, problems
-    for arm in ("vanilla", "projected"):
-        evaluation = read_evals(own / "runs" / f"mini-base-{arm}-seed3")[-1]["rates"]["all"]
-        expected = evaluation["hack"]["rate"], evaluation["solve"]["rate"]
-        last = [row for row in rows if (row.arm, row.step) == (arm, 2)]
-        rates = np.mean([row.hack for row in last]), np.mean([row.solve for row in last])
-        assert rates == pytest.approx(expected)
-    assert write_outcomes(spec, own).read_text() == text
-    gone = "mini,base,vanilla,9,p1,0.0,1.0,2\n"
-    path.write_text(text.replace(other, gone + other))
-    assert gone in write_outcomes(spec, own).read_text()
-    path.write_text(text.replace("0.25", "a quarter"))
-    with pytest.raises(InputError) as refused:
-        read_outcomes(path)
-    assert refused.value.where == f"{path} line {len(rows) + 2}"
-    path.unlink()
 
 
 def test_a_training_has_the_numbers_that_a_criterion_may_name(swept: tuple[Spec, Path]) -> None:
@@ -200,7 +134,7 @@ def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path], tmp_p
     write_json(directory / "config.json", config)
     manifest["files"]["config.json"] = sha256((directory / "config.json").read_bytes())
     write_sealed(directory / "manifest.json", manifest | {"stopped": "kl 12.5 above 10 for 3 steps"})
-    stopped = evaluate_spec(spec, tmp_path / "out")
-    assert sorted(text.split(":")[0] for text in cautions(stopped)) == ["MIXED", "STOPPED"]
-    assert any("base differ in optimizer.lr:" in text for text in cautions(stopped))
-    assert any(f"{STOPPED}, by a tripwire (kl 12.5 above 10 for 3 steps)" in text for text in cautions(stopped))
+    cautions = [text for text in evaluate_spec(spec, tmp_path / "out").verdict.caveats if not text.startswith("not ")]
+    assert sorted(text.split(":")[0] for text in cautions) == ["MIXED", "STOPPED"]
+    assert any("base differ in optimizer.lr:" in text for text in cautions)
+    assert any(f"{STOPPED}, by a tripwire (kl 12.5 above 10 for 3 steps)" in text for text in cautions)

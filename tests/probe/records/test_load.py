@@ -13,8 +13,6 @@ import pytest
 from scipy.stats import ttest_ind
 
 import probe
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.records import GradientRecord, SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.records.tables import EVALUATION_FIELDS, TableName, schema_document, wire_fields
@@ -94,12 +92,11 @@ def test_evaluations_are_a_row_a_setting() -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
-def test_export_writes_the_tables(loaded: Run, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_the_tables(loaded: Run, tmp_path: Path, kind: str, probe) -> None:
     """What is read back is what was loaded; a replay has no evaluations, and no file of them."""
     polars = pytest.importorskip("polars")
-    options = ["report", str(loaded.path), "--tables", kind, "--out", str(tmp_path), "--json"]
-    assert run(cli, options) == 0
-    files = {Path(row["path"]).stem: Path(row["path"]) for row in json.loads(capsys.readouterr().out)["files"]}
+    rows = json.loads(probe("report", loaded.path, "--tables", kind, "--json", root=tmp_path)[0])["files"]
+    files = {Path(row["path"]).stem: Path(row["path"]) for row in rows}
     assert set(files) == {"samples", "steps"} == {path.stem for path in (tmp_path / "exports" / "many-arms").iterdir()}
     for name in ("samples", "steps"):
         frame = loaded.to_polars(name)
@@ -107,7 +104,7 @@ def test_export_writes_the_tables(loaded: Run, tmp_path: Path, kind: str, capsys
         found = read(io.BytesIO(files[name].read_bytes()), **({"schema": frame.schema} if kind == "csv" else {}))
         assert found.equals(frame), f"{name}.{kind} differs from the run"
     out = loaded.path.parents[1]
-    assert run(cli, ["report", loaded.path.name, "--tables", kind, "--out", str(out)]) == 0, "by its name"
+    probe("report", loaded.path.name, "--tables", kind, root=out)  # by its name
     assert (out / "exports" / "many-arms" / f"steps.{kind}").read_bytes() == files["steps"].read_bytes()
     shutil.rmtree(out / "exports")
 

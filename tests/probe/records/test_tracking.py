@@ -80,9 +80,7 @@ def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_enviro
     assert told == [("steps", 0, 2), ("steps", 1, 2), ("steps", 2, 2)]
 
 
-def test_a_tracker_that_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tracker_that_is_not_installed(tmp_path: Path, monkeypatch, capsys) -> None:
     """One line with the pip command, before the run is begun."""
     monkeypatch.setattr(tracking, "find_spec", lambda package: None)
     assert run(cli, ["replay", "--out", str(tmp_path / "out"), "--track", "wandb"]) == 2
@@ -108,9 +106,7 @@ class Failing:
         raise AssertionError("it was given up")
 
 
-def test_a_failing_tracker_is_given_up_and_the_run_goes_on(
-    replay, quick, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_tracker_is_given_up_and_the_run_goes_on(replay, quick, monkeypatch, capsys) -> None:
     tracker = Failing()
     monkeypatch.setattr(tracking, "_start", lambda name, directory, folder: tracker)
     directory = replay("failing-tracker", "--steps", "3", *quick, "--track", "tensorboard")

@@ -15,8 +15,6 @@ from extraction.adapters.trained import Trained
 from extraction.batch import Batch, make_batch
 from extraction.logprobs import split_model
 from extraction.pairs import builtin_pairs, write_pairs
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import evaluations, loop
 from probe.runs.activations import activation_edits, edited, make_edit
@@ -176,9 +174,7 @@ def hooks(engine: LocalEngine) -> int:
     return sum(len(layer._forward_hooks) for layer in layers)
 
 
-def test_the_update_alone_sees_the_remedy(
-    out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_update_alone_sees_the_remedy(out: Path, preset, probe, monkeypatch) -> None:
     """Hooks are there while the update runs, and neither in sampling, for training or evaluation, nor at the frozen
     batch. No token has the log-probability that it was sampled with: no KL of the policy.
     """
@@ -197,7 +193,7 @@ def test_the_update_alone_sees_the_remedy(
     monkeypatch.setattr(LocalEngine, "sample", noted("sampling", LocalEngine.sample))
     monkeypatch.setattr(evaluations, "kl_terms", noted("frozen", evaluations.kl_terms))
     monkeypatch.setattr(loop, "train_step", noted("update", loop.train_step))
-    assert run(cli, ["train", "--preset", preset(ABLATED), "--name", "ablated", "--out", str(out)]) == 0
+    probe("train", "--preset", preset(ABLATED), "--name", "ablated")
     assert seen == {"frozen": {0}, "sampling": {0}, "update": {2}}
     assert hooks(engines[0]) == 0
     record = read_run(out / "runs" / "ablated")

@@ -52,9 +52,7 @@ def test_the_axis_is_one_unit_vector_and_its_cosine_the_global_one() -> None:
         ("credit", ["--arm", "projected", "--condition", "g:gtpo_beta=1", "--condition", "plain"]),
     ],
 )
-def test_shares_add_up_to_the_recorded_cosines(
-    replay: Callable[..., Path], quick: list[str], name: str, options: list[str]
-) -> None:
+def test_shares_add_up_to_the_recorded_cosines(replay, quick: list[str], name: str, options: list[str]) -> None:
     """sum_t s_t = cos_S_nll and sign(A) sum_t s_t = cos_S_contrib (under credit, whose gradient it is, the latter)."""
     found, tokens = split_run(replay, f"tokens-{name}", *ASK, *options, *quick)
     (first,) = {(record.condition, record.arm) for record in tokens.values()}

@@ -24,10 +24,9 @@ def v_hack(out: Path, small: str) -> Path:
     return out / "directions" / "card.safetensors"
 
 
-def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_card_says_what_the_file_holds(v_hack: Path, probe) -> None:
     """`show --json` is the card; numbers are those of the functions that make them, the hash that of the file."""
-    assert run(cli, ["show", str(v_hack), "--json"]) == 0
-    card = json.loads(capsys.readouterr().out)
+    card = json.loads(probe("show", v_hack, "--json")[0])
     directions, pairs = load_directions(v_hack), load_pair_gradients(pairs_path(v_hack))
     assert card == read_card(v_hack)
     assert card["sha256"] == sha256(v_hack.read_bytes())
@@ -41,10 +40,8 @@ def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFix
     assert card["fingerprint"] == directions.metadata["fingerprint"]
     assert (card["num_pairs"], card["num_directions"]) == (32, directions.num_directions())
     assert (card["pairs"], card["settings"]["k"]) == ("builtin", 2)
-    assert run(cli, ["show", str(v_hack)]) == 0
-    text = capsys.readouterr().out
-    assert run(cli, ["show", v_hack.stem, "--out", str(v_hack.parents[1])]) == 0
-    assert capsys.readouterr().out == text, "by its name"
+    text, _ = probe("show", v_hack)
+    assert probe("show", v_hack.stem)[0] == text, "by its name"
     printed = dict(line.split("  ", 1) for line in text.splitlines()[2:])
     assert printed["held-out sign accuracy"].strip().startswith(f"{card['held_out']['accuracy']:.3f} [")
 

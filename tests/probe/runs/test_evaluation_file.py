@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from probe.cli import cli
-from probe.cli._frame import run
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
@@ -50,59 +48,33 @@ MINICODE = get_environment("minicode").problems("train")
 
 
 @pytest.mark.slow
-def test_a_training_takes_all_of_one_file_and_is_evaluated_on_all_of_the_other(
-    write: Callable[..., Path], preset: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_takes_all_of_one_file_and_is_evaluated_on_all_of_the_other(write, preset, out: Path, probe) -> None:
     train, evaluation = write("train.jsonl", MINICODE[:4]), write("test.jsonl", MINICODE[10:13])
-    one_file = ["--set", f"rollouts.env=leetcode:{train}", "--set", "rollouts.num_problems=4"]
-    two_files = ["--set", f"rollouts.env=leetcode:{train},eval={evaluation}", "--set", "rollouts.num_problems=4"]
-    size = ["--set", "evaluation.num_problems=3", "--out", str(tmp_path / "out")]
-    options = ["train", "--preset", preset(SHORT), "--name", "two-files", *size]
-    assert run(cli, [*options, *one_file]) == 2, "all of a file is trained on, and some of it is held out"
-    assert "expected 4 problems to train on, found 1 that are not held out" in capsys.readouterr().err
-    assert run(cli, [*options, *two_files]) == 0
-    directory = tmp_path / "out" / "runs" / "two-files"
-    held_out = {problem.problem_id for problem in MINICODE[10:13]}
+    sizes = ("--set", "rollouts.num_problems=4", "--set", "evaluation.num_problems=3")
+    options = ("train", "--preset", preset(SHORT), "--name", "two-files", *sizes, "--set")
+    # All of a file is trained on, and some of it is held out.
+    _, errors = probe(*options, f"rollouts.env=leetcode:{train}", code=2)
+    assert "expected 4 problems to train on, found 1 that are not held out" in errors
+    probe(*options, f"rollouts.env=leetcode:{train},eval={evaluation}")
+    directory, held_out = out / "runs" / "two-files", {problem.problem_id for problem in MINICODE[10:13]}
     assert problem_ids(directory / "rollouts") <= {problem.problem_id for problem in MINICODE[:4]}
     assert problem_ids(directory / "evaluations" / "step_000001" / "run_tests") == held_out
-    capsys.readouterr()
-    assert run(cli, ["policy", "eval", "two-files", "--out", str(tmp_path / "out")]) == 0
-    assert problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests") == held_out, "as many as the run held out"
+    probe("policy", "eval", "two-files", "--name", "of-two-files")
+    assert problem_ids(out / "evals" / "of-two-files" / "run_tests") == held_out, "as many as the run held out"
 
 
-def test_a_policy_is_not_evaluated_on_what_it_trained_on(
-    write: Callable[..., Path], preset: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_policy_is_not_evaluated_on_what_it_trained_on(write, preset, out: Path, probe, refused) -> None:
     """Both splits of one file are all of it: a problem more than the run held out is one that it trained on."""
     env = f"rollouts.env=leetcode:{write('all.jsonl', MINICODE[:6])}"
-    place = ["--out", str(tmp_path / "out")]
-    options = ["--set", env, "--set", "evaluation.num_problems=2", "--name", "one-file", *place]
-    assert run(cli, ["train", "--preset", preset(SHORT), *options]) == 0
-    assert run(cli, ["policy", "eval", "one-file", "--problems", "2", *place]) == 0
-    held_out = problem_ids(tmp_path / "out" / "evals" / "eval" / "run_tests")
-    assert not held_out & problem_ids(tmp_path / "out" / "runs" / "one-file" / "rollouts")
-    capsys.readouterr()
-    assert run(cli, ["policy", "eval", "one-file", "--problems", "3", "--name", "three", *place]) == 2
-    error = capsys.readouterr().err
+    options = ("--set", env, "--set", "evaluation.num_problems=2", "--name", "one-file")
+    probe("train", "--preset", preset(SHORT), *options)
+    evaluate = ("policy", "eval", "one-file", "--name", "of-one-file", "--problems")
+    probe(*evaluate, "2")
+    held_out = problem_ids(out / "evals" / "of-one-file" / "run_tests")
+    assert not held_out & problem_ids(out / "runs" / "one-file" / "rollouts")
+    error = refused(*evaluate, "3")
     assert "expected at most 2, which the training held out" in error
     assert "found 3, of which 1 were among those that it trained on" in error
-
-
-@pytest.mark.slow
-def test_an_evaluation_without_a_run_and_a_pool_read_the_split_that_they_name(
-    write: Callable[..., Path], tmp_path: Path
-) -> None:
-    env = f"leetcode:{write('train.jsonl', MINICODE[:4])},eval={write('test.jsonl', MINICODE[10:13])}"
-    short = ["--set", "rollouts.sampler.max_new_tokens=8", "--env", env, "--out", str(tmp_path / "out")]
-    assert run(cli, ["policy", "eval", "--problems", "3", "--name", "start", *short]) == 0
-    held_out = {problem.problem_id for problem in MINICODE[10:13]}
-    assert problem_ids(tmp_path / "out" / "evals" / "start" / "run_tests") == held_out
-    for split, problems in (("train", MINICODE[:4]), ("eval", MINICODE[10:13])):
-        generate = ["pool", "generate", "--steps", "3", "--set", "rollouts.group=1", "--set", f"rollouts.split={split}"]
-        assert run(cli, [*generate, "--name", split, *short]) == 0
-        assert problem_ids(tmp_path / "out" / "pools" / split) <= {problem.problem_id for problem in problems}
-    regrade = ["pool", "regrade", "eval", "--name", "eval-again", "--out", str(tmp_path / "out")]
-    assert run(cli, regrade) == 0, "problems of a pool are looked up in both files"
 
 
 def test_a_problem_in_both_files_is_refused_with_its_id(write: Callable[..., Path]) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,18 +64,16 @@ COMMAND = ["policy", "finetune", "--completions", "hack", "--steps", "2", "--bat
 
 @pytest.fixture(scope="module")
 def make(small: str) -> Callable[..., Path]:
-    """make(out, *options): what `probe policy finetune --name ft` writes, which must succeed."""
+    """make(out, *options, code=0): what `probe policy finetune --name ft` writes."""
 
-    def make(out: Path, *options: str) -> Path:
-        assert run(cli, [*COMMAND, "--model", small, "--out", str(out), *options]) == 0
+    def make(out: Path, *options: str, code: int = 0) -> Path:
+        assert run(cli, [*COMMAND, "--model", small, "--out", str(out), *options]) == code
         return out / ("models" if "--merge" in options else "adapters") / "ft"
 
     return make
 
 
-def test_an_adapter_is_one_of_stock_peft_and_of_the_policy_and_is_the_merged_model(
-    make: Callable[..., Path], small: str, tmp_path: Path
-) -> None:
+def test_an_adapter_is_one_of_stock_peft_and_of_the_policy_and_is_the_merged_model(make, small: str, tmp_path) -> None:
     adapter, model = make(tmp_path, "--lr", "0.05"), make(tmp_path, "--lr", "0.05", "--merge")
     (example,) = hacks(load_policy(small), 1)
     with quiet_peft(), torch.no_grad():
@@ -89,15 +87,13 @@ def test_an_adapter_is_one_of_stock_peft_and_of_the_policy_and_is_the_merged_mod
     torch.testing.assert_close(merged, ours, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_written_names_its_origin_and_is_kept(
-    make: Callable[..., Path], small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_written_names_its_origin_and_is_kept(make, small: str, tmp_path: Path, capsys) -> None:
     """The same command keeps what is there, other settings and a changed card are refused."""
     folder = make(tmp_path)
     written = (folder / CARD).stat().st_mtime_ns
     make(tmp_path)
     assert (folder / CARD).stat().st_mtime_ns == written
-    assert run(cli, [*COMMAND, "--model", small, "--out", str(tmp_path), "--seed", "1"]) == 2
+    make(tmp_path, "--seed", "1", code=2)
     assert "settings.seed = 1, found 0" in capsys.readouterr().err
     assert [*folder.parent.iterdir()] == [folder]
     card, weights = read_json(folder / CARD), "adapter_model.safetensors"
@@ -108,18 +104,16 @@ def test_what_is_written_names_its_origin_and_is_kept(
     assert card["source"]["mode"] == "run_tests"
     data = (folder / CARD).read_bytes()
     (folder / CARD).write_bytes(data.replace(b'"steps": 2', b'"steps": 3'))
-    assert run(cli, [*COMMAND, "--model", small, "--out", str(tmp_path)]) == 2
+    make(tmp_path, code=2)
     assert "expected its self_sha256" in capsys.readouterr().err
 
 
-def test_a_killed_run_leaves_no_result_and_is_made_again_with_the_same_bytes(
-    make: Callable[..., Path], small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_leaves_no_result_and_is_made_again_with_the_same_bytes(make, tmp_path: Path, monkeypatch) -> None:
     """Killed as the result is written."""
     whole = make(tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(runs_finetune, "file_sha256", interrupted_at(1, runs_finetune.file_sha256))
-        assert run(cli, [*COMMAND, "--model", small, "--out", str(tmp_path)]) == 130
+        make(tmp_path, code=130)
     assert not (tmp_path / "adapters" / "ft").exists(), "what is not whole is there"
     again = make(tmp_path)
     assert contents(again) == contents(whole)
@@ -152,15 +146,9 @@ def test_a_pool_of_another_tokenizer_or_without_the_label_is_refused(policy: Pol
 
 
 @pytest.mark.parametrize(
-    ("options", "where"),
-    [
-        (["--mode", "none"], "mode none: "),
-        (["--rank", "100000"], "LoRA rank"),
-    ],
+    ("options", "where"), [(["--mode", "none"], "mode none: "), (["--rank", "100000"], "LoRA rank")]
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: Sequence[str], where: str
-) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, capsys, options, where: str) -> None:
     assert run(cli, [*COMMAND, "--out", str(tmp_path), *options]) == 2
     assert where in capsys.readouterr().err
     assert not (tmp_path / "adapters" / "ft").exists()

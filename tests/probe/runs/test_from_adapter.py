@@ -66,8 +66,8 @@ def teacher_copy(teacher: Path, tmp_path: Path) -> Path:
 def first(out: Path, preset: Callable[..., str], teacher: Path) -> tuple[Path, list[str]]:
     """Two steps from the teacher, by a KL penalty from the policy at the start."""
     settings = MOVES | {"model.adapter": str(teacher), "objective.reference": "base", "objective.beta": 0.01}
-    options = ["train", "--preset", preset(settings), "--arm", "projected", "--out", str(out), "--name"]
-    assert run(cli, [*options, "from-teacher"]) == 0
+    options = ["train", "--preset", preset(settings), "--arm", "projected", "--name", "from-teacher"]
+    assert run(cli, [*options, "--out", str(out)]) == 0
     return out / "runs" / "from-teacher", options
 
 
@@ -80,32 +80,28 @@ def second(first: tuple[Path, list[str]], out: Path, preset: Callable[..., str])
     return out / "runs" / "from-trained"
 
 
-def test_the_start_is_the_policy_with_that_adapter(
-    first: tuple[Path, list[str]], teacher: Path, small: str, out: Path
-) -> None:
+def test_the_start_is_the_policy_with_that_adapter(first, teacher: Path, small: str, out: Path, probe) -> None:
     """The evaluation of step 0 samples what `policy eval --adapter` does, the KL begins at 0 and moves; the record has
     the adapter's checksum.
     """
     trained = read_run(first[0])
     assert trained.config["adapter_sha256"] == adapter_sha(teacher)
     assert [step.kl["mean"] == 0 for step in trained.steps] == [True, False], "the reference is not the start"
-    options = ["policy", "eval", "--model", small, "--problems", "2", "--set", "rollouts.sampler.max_new_tokens=8"]
-    options += ["--out", str(out), "--name"]
+    short = ("--problems", "2", "--set", "rollouts.sampler.max_new_tokens=8")
+    options = ("policy", "eval", "--model", small, *short, "--name")
     at_start = sampled(first[0] / "evaluations" / "step_000000" / "run_tests")
-    assert run(cli, [*options, "of-teacher", "--adapter", str(teacher)]) == 0
+    probe(*options, "of-teacher", "--adapter", teacher)
     assert at_start == sampled(out / "evals" / "of-teacher" / "run_tests")
-    assert run(cli, [*options, "of-base"]) == 0
+    probe(*options, "of-base")
     assert at_start != sampled(out / "evals" / "of-base" / "run_tests"), "base and teacher are not told apart"
 
 
 @pytest.mark.slow
-def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
-    first: tuple[Path, list[str]], second: Path, teacher: Path, small: str, out: Path
-) -> None:
+def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(first, second, teacher, small, out, probe) -> None:
     """Of both links: base, teacher, delta_S; and LoRA on top of these. Each moved away from its start."""
     for directory in (first[0], second):
         name = f"again-{directory.name}"
-        assert run(cli, ["policy", "eval", directory.name, "--problems", "2", "--name", name, "--out", str(out)]) == 0
+        probe("policy", "eval", directory.name, "--problems", "2", "--name", name)
         assert read_json(out / "evals" / name / "evaluation.json")["step"] == 2
         deployed = configured_policy(ModelConfig(name=small, adapter=str(directory / "adapter")), out / "cache")
         (rollout,) = open_pool(out / "evals" / name / "run_tests").steps[0]
@@ -119,18 +115,15 @@ def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
 
 
 @pytest.mark.slow
-def test_a_replay_measures_the_policy_with_its_adapter(
-    out: Path, teacher_copy: Path, small: str, quick: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replay_measures_the_policy_with_its_adapter(out, teacher_copy, small, quick, probe, refused) -> None:
     """The likelihoods of its records are those of base and adapter; directions of the base are refused (with equal
     targets, too, since an adapter may change other modules).
     """
     few_pairs = quick[2:]
     adapted = ["--set", f"model.adapter={teacher_copy}"]
-    options = ["replay", *quick[:2], "--steps", "1", "--per-pool", "2", "--arm", "vanilla", *adapted]
-    options += [*few_pairs[2:], "--out", str(out), "--name"]
-    whole = [*options, "adapted", *few_pairs[:2]]
-    assert run(cli, whole) == 0
+    options = ("replay", *quick[:2], "--steps", "1", "--per-pool", "2", "--arm", "vanilla", *adapted)
+    options += (*few_pairs[2:], "--name")
+    probe(*options, "adapted", *few_pairs[:2])
     measured = read_run(out / "runs" / "adapted")
     assert measured.config["adapter_sha256"] == adapter_sha(teacher_copy)
     models = [load_policy(small, adapter=name).model for name in (str(teacher_copy), None)]
@@ -143,24 +136,19 @@ def test_a_replay_measures_the_policy_with_its_adapter(
         assert sample.nll == pytest.approx(of_teacher, abs=1e-4)
         assert abs(of_teacher - of_base) > 1e-3, "base and teacher are not told apart"
 
-    extract = ["extract", "--model", small, *few_pairs]
-    extract += ["--out", str(out), "--name"]
-    assert run(cli, [*extract, "of-base"]) == 0
-    assert run(cli, [*extract, "of-adapted", *adapted]) == 0
-    assert f"--set model.adapter={teacher_copy}" in capsys.readouterr().out
-    assert run(cli, [*options, "along-adapted", "--v-hack", "of-adapted"]) == 0
+    extract = ("extract", "--model", small, *few_pairs, "--name")
+    probe(*extract, "of-base")
+    assert f"--set model.adapter={teacher_copy}" in probe(*extract, "of-adapted", *adapted)[0]
+    probe(*options, "along-adapted", "--v-hack", "of-adapted")
     along = read_run(out / "runs" / "along-adapted")
     assert [step.cos_in for step in along.steps] == pytest.approx([step.cos_in for step in measured.steps], abs=1e-5)
-    capsys.readouterr()
-    assert run(cli, [*options, "along-base", "--v-hack", "of-base"]) == 2
-    assert "start_adapter" in capsys.readouterr().err
+    assert "start_adapter" in refused(*options, "along-base", "--v-hack", "of-base")
 
 
-def test_no_adapter_is_no_start(out: Path, preset: Callable[..., str], capsys) -> None:
+def test_no_adapter_is_no_start(preset: Callable[..., str], refused) -> None:
     """A dry run refuses it too: it is looked at before any weights are loaded."""
-    options = ["--preset", preset({"model.adapter": "taecher"}), "--name", "no-start", "--out", str(out), "--dry-run"]
-    assert run(cli, ["train", *options]) == 2
-    assert "adapter_config" in capsys.readouterr().err
+    options = ("--preset", preset({"model.adapter": "taecher"}), "--name", "no-start", "--dry-run")
+    assert "adapter_config" in refused("train", *options)
 
 
 def weights(model: str, adapter: str | None, out: Path) -> dict[str, torch.Tensor]:
@@ -197,17 +185,15 @@ def test_what_cannot_be_scaled_is_refused(teacher_copy: Path, small: str) -> Non
         load_policy(small, adapter=f"{teacher_copy}:0.5")
 
 
-def test_a_run_does_not_go_on_from_a_changed_adapter(
-    first: tuple[Path, list[str]], teacher: Path, small: str, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_does_not_go_on_from_a_changed_adapter(first, teacher: Path, small: str, out: Path, refused) -> None:
     """Last of those that read it: the command is refused with the two checksums, the run stays usable."""
     path = teacher / "adapter_config.json"
     path.write_bytes(path.read_bytes() + b"\n")
-    assert run(cli, [*first[1], "from-teacher"]) == 2
-    assert "expected the run being resumed to have adapter_sha256 = " in capsys.readouterr().err
+    assert "expected the run being resumed to have adapter_sha256 = " in refused(
+        *first[1][:-3], "--name", "from-teacher"
+    )
     shutil.rmtree(teacher)
-    assert run(cli, [*first[1], "from-teacher"]) == 2
-    assert "adapter_config.json" in capsys.readouterr().err
+    assert "adapter_config.json" in refused(*first[1])
     adapter = first[0] / "adapter"
     loaded = configured_policy(ModelConfig(name=small, adapter=str(adapter)), out / "cache")
     assert loaded.adapter_sha == adapter_sha(adapter)

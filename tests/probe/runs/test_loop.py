@@ -171,9 +171,7 @@ def test_a_folder_of_something_else_is_left_alone(make_run, tmp_path: Path) -> N
     assert (tmp_path / "thesis.tex").read_text() == "mine"
 
 
-def test_a_warning_is_said_and_counted_and_the_run_goes_on(
-    make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warning_is_said_and_counted_and_the_run_goes_on(make_run, tmp_path: Path, monkeypatch) -> None:
     """A bound between the largest and the second largest norm: one step passes it. The KL of a token is above 0 from
     the step on in which the policy has moved.
     """

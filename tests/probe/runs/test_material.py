@@ -46,9 +46,7 @@ def rollouts() -> list[Rollout]:
 
 
 @pytest.fixture(scope="module")
-def measured(
-    small: str, pairs: list[Pair], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., tuple[Material, list[str]]]:
+def measured(small: str, pairs: list[Pair], tmp_path_factory) -> Callable[..., tuple[Material, list[str]]]:
     """measured(rollouts, sampled_by, **changes): by default gradients in svd at the small model, which sampled."""
     cache = tmp_path_factory.mktemp("cache")
     write_pairs(cache / "pairs.jsonl", pairs)
@@ -141,9 +139,7 @@ def test_likelihood_and_states_are_of_each_rollout_alone(material: Material, rol
         np.testing.assert_allclose(material.states[i, 0], mean, atol=1e-5)
 
 
-def test_the_weights_decide_the_log_ratio_and_the_caution(
-    rollouts: list[Rollout], measured: Callable[..., Any], small: str
-) -> None:
+def test_the_weights_decide_the_log_ratio_and_the_caution(rollouts: list[Rollout], measured, small: str) -> None:
     """Without gradients. The pool's own log-probabilities are far from those of random weights."""
     quick: dict[str, Any] = {"basis": None, "pairs": None}
     same, cautions = measured(rollouts, **quick)

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from extraction.adapters.frames import svd_frames
 from extraction.adapters.trained import Trained
 from probe.analysis.detectors import Material
-from probe.cli import cli
-from probe.cli._frame import run
+from probe.analysis.lookahead import gain
+from probe.experiments.load import read_candidates
 from probe.records.run import read_evals, read_run
+from probe.runs.lookahead import look_at_remedies
 from probe.runs.meter import mean_scores
 from probe.runs.monitors import Monitor, open_monitor
 from probe.settings.presets import configure
@@ -110,9 +112,7 @@ def test_a_monitor_that_cannot_act_is_refused(
         open_monitor(config, policy, bases, tmp_path)
 
 
-def test_a_quarantine_trains_both_halves_and_deploys_one(
-    preset: Callable[..., str], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quarantine_trains_both_halves_and_deploys_one(preset, out: Path, probe) -> None:
     """By the real command, flagged above a threshold on clean rollouts: two evaluations a step, with the monitor's
     numbers; the deployed LoRA has columns of 0.
     """
@@ -127,15 +127,13 @@ def test_a_quarantine_trains_both_halves_and_deploys_one(
         "steps": 2,
         "evaluation.every": 2,
     }
-    assert run(cli, ["train", "--preset", preset(changes), "--name", "quarantined", "--out", str(out)]) == 0
+    probe("train", "--preset", preset(changes), "--name", "quarantined")
     directory = out / "runs" / "quarantined"
     rows = read_evals(directory)
     assert [(row["step"], row["weights"]) for row in rows] == [(s, w) for s in (0, 2) for w in ("training", "deployed")]
     assert {*rows[0]["monitor"]} == {"now", "start"}
     scored = [found[name] for found in rows[-1]["monitor"].values() for name in ("auroc", "recall", "fpr")]
     assert all(value is None or 0 <= value <= 1 for value in scored)
-    from safetensors.torch import load_file
-
     deployed = load_file(directory / "adapter" / "adapter_model.safetensors")
     trained = torch.load(directory / "checkpoint" / "step_000002.pt", weights_only=True)["updater"]["values"]
     quarantined = []
@@ -155,10 +153,6 @@ def test_a_screen_ranks_a_monitor(replay: Callable[..., Path], quick: list[str],
         'conditions = [{ name = "seen", arms = ["vanilla"], settings.remedy.name = "penalty",'
         ' settings.remedy.monitor = "text:def run_tests" }]\n'
     )
-    from probe.analysis.lookahead import gain
-    from probe.experiments.load import read_candidates
-    from probe.runs.lookahead import look_at_remedies
-
     ahead = look_at_remedies(read_run(made), read_candidates(spec), 3, out_dir=made.parents[1], say=print)
     seen, plain = (gain(ahead[name], "hacks") for name in ("seen", "plain"))
     assert seen is not None
@@ -166,9 +160,6 @@ def test_a_screen_ranks_a_monitor(replay: Callable[..., Path], quick: list[str],
     assert seen < plain
 
 
-def test_a_wrong_monitor_is_refused_before_a_model_is_loaded(
-    preset: Callable[..., str], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_monitor_is_refused_before_a_model_is_loaded(preset, refused) -> None:
     changes = {"remedy.name": "screening", "remedy.monitor": "simlarity"}
-    assert run(cli, ["train", "--preset", preset(changes), "--dry-run", "--out", str(out)]) == 2
-    assert "did you mean similarity" in capsys.readouterr().err
+    assert "did you mean similarity" in refused("train", "--preset", preset(changes), "--dry-run")

@@ -11,13 +11,10 @@ from typing import Any
 
 import orjson
 import pytest
-from directories import contents
-from processes import interrupted_at
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import loop
 from probe.runs.sources.past import PastWeights
 from probe.runs.sources.problems import counted
 from probe.runs.sources.rewards import reward_of
@@ -26,7 +23,6 @@ from probe.runs.training_inputs import TrainingInputs
 from probe.settings.rollouts import EarlierConfig, RolloutConfig, TeacherConfig
 from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool, PoolWriter, open_pool
-from replay_pools.rollout import Rollout
 
 MAKER: Any = SimpleNamespace(instruction=None)
 
@@ -78,9 +74,7 @@ def test_coming_batches_are_sampled_from_the_weights_of_their_time(make_tiny: Ca
 
 
 @pytest.fixture(scope="module")
-def make_teacher(
-    tmp_path_factory: pytest.TempPathFactory, make_rollout: Callable[..., Rollout], pool_header: dict[str, Any]
-) -> Callable[..., Pool]:
+def make_teacher(tmp_path_factory, make_rollout, pool_header: dict[str, Any]) -> Callable[..., Pool]:
     """make_teacher(sizes): problem i has sizes[i] rollouts, all of which hack."""
 
     def make(*sizes: int) -> Pool:
@@ -92,9 +86,7 @@ def make_teacher(
     return make
 
 
-def test_draws_are_of_the_prompt_and_depend_on_seed_batch_and_problem_alone(
-    make_rollout: Callable[..., Rollout], make_teacher: Callable[..., Pool]
-) -> None:
+def test_draws_are_of_the_prompt_and_depend_on_seed_batch_and_problem_alone(make_rollout, make_teacher) -> None:
     """Two different rollouts for each group in batches 0 and 1, none in batch 2, whatever was asked before."""
     pool, live = make_teacher(6, 6, 6), [make_rollout(problem) for problem in (1, 2)]
     draws = [teacher(pool, [2, 2, 0], MAKER, seed=seed) for seed in range(8)]
@@ -202,18 +194,3 @@ def test_who_solves_is_told_by_who_sampled(others: Path) -> None:
         assert step.solve == share(step.step, "rollouts")
         assert step.solve_teacher == share(step.step, "teacher")
     assert [step.solve_teacher is None for step in stored.steps] == [False] * 3 + [True]
-
-
-@pytest.mark.slow
-def test_a_run_with_guests_resumes_to_the_same_bytes(others: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off in step 3, with the weights of step 2 in the checkpoint, without the last rollouts that they sampled."""
-    options = ["train", "--config", str(others / "config.json"), "--name", "others-cut", "--out", str(out)]
-    monkeypatch.setattr(loop, "write_samples", interrupted_at(4, loop.write_samples))
-    assert run(cli, options) == 130
-    monkeypatch.undo()
-    sampled = sorted((out / "runs" / "others-cut" / "past-self").glob("step_*.gz"))
-    assert [path.name[5:8] for path in sampled] == [f"{step:03}" for step in range(8)]
-    for path in sampled[6:]:
-        path.unlink()
-    assert run(cli, options) == 0
-    assert contents(out / "runs" / "others-cut") == contents(others)

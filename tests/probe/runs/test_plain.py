@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from log_rows import lines
 
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run
 from replay_pools.pool import open_pool
 
@@ -23,41 +22,33 @@ def base(small: str, tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_model_without_a_chat_template(base: str, few_pairs: list[str], tmp_path: Path, capsys) -> None:
+def test_a_model_without_a_chat_template(base: str, few_pairs: list[str], tmp_path: Path, probe) -> None:
     """Refused with the key that works; with it, pools, directions and replay, and the manifest says so."""
-    made = ["--out", str(tmp_path / "out"), "--model", base]
-    pool = ["pool", "generate", "--name", "p", "--steps", "2", "--group", "2", "--max-new-tokens", "4", *made]
-    for command in (pool, ["extract", "--name", "v", *few_pairs, *made]):
-        assert run(cli, command) == 2
-        error = capsys.readouterr().err
+    made, plain = {"root": tmp_path / "out"}, ("--model", base, "--template", "plain")
+    pool = ("pool", "generate", "--name", "p", "--steps", "2", "--group", "2", "--max-new-tokens", "4")
+    for command in (pool, ("extract", "--name", "v", *few_pairs)):
+        _, error = probe(*command, "--model", base, code=2, **made)
         assert "expected a chat template" in error
         assert "--template plain" in error
-    plain = ["--template", "plain"]
-    assert run(cli, [*pool, *plain]) == 0
+        probe(*command, *plain, **made)
     opened = open_pool(tmp_path / "out" / "pools" / "p")
-    assert opened.manifest["template"] == "plain"
-    assert opened.manifest["prompt_tail"] == "\n"
+    assert (opened.manifest["template"], opened.manifest["prompt_tail"]) == ("plain", "\n")
     for rollout in opened.steps[0]:
         assert rollout.prompt == "".join(f"{message['content']}\n" for message in rollout.messages)
-    assert run(cli, ["extract", "--name", "v", *few_pairs, *made, *plain]) == 0
-    replay = ["replay", "--replay-dirs", "p", "--arm", "vanilla", "--per-pool", "2", "--name", "r", *few_pairs, *made]
-    assert run(cli, [*replay, *plain]) == 0
+    replay = ("replay", "--replay-dirs", "p", "--arm", "vanilla", "--per-pool", "2", "--name", "r", *few_pairs)
+    probe(*replay, *plain, **made)
     assert read_run(tmp_path / "out" / "runs" / "r").settings.model.template == "plain"
 
 
 @pytest.mark.slow
-def test_a_log_of_a_model_without_a_template(base: str, few_pairs: list[str], tmp_path: Path, capsys) -> None:
+def test_a_log_of_a_model_without_a_template(base: str, few_pairs: list[str], tmp_path: Path, out: Path, probe) -> None:
     """Messages are rendered as plain text, by the key that the refusal names."""
-    log, out = tmp_path / "log.jsonl", tmp_path / "out"
     rows = [{"prompt": f"Add {i // 2}.", "completion": f"{i}", "reward": float(i % 2)} for i in range(8)]
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    imported = ["pool", "import", str(log), "--name", "logged", "--model", base, "--out", str(out)]
-    assert run(cli, imported) == 2
-    assert "--template plain" in capsys.readouterr().err
-    assert run(cli, [*imported, "--template", "plain"]) == 0
+    log, plain = lines(tmp_path / "log.jsonl", rows), ("--model", base, "--template", "plain")
+    imported = ("pool", "import", log, "--name", "logged")
+    assert "--template plain" in probe(*imported, "--model", base, code=2)[1]
+    probe(*imported, *plain)
     pool = open_pool(out / "pools" / "logged")
-    assert pool.manifest["template"] == "plain"
-    assert pool.steps[0][0].prompt == "Add 0.\n"
-    checked = ["check", str(log), "--model", base, "--template", "plain", *few_pairs, "--name", "c", "--out", str(out)]
-    assert run(cli, checked) in (0, 1), capsys.readouterr().err
-    assert read_run(out / "runs" / "c").settings.model.template == "plain"
+    assert (pool.manifest["template"], pool.steps[0][0].prompt) == ("plain", "Add 0.\n")
+    probe("check", log, *plain, *few_pairs, "--name", "plain-log")
+    assert read_run(out / "runs" / "plain-log").settings.model.template == "plain"

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.objective.advantages import reward_stats, sample_advantages
 from probe.records.run import read_run
 from probe.runs.monitors import Monitor
@@ -199,11 +197,11 @@ def test_a_penalty_widens_the_range_of_the_rewards() -> None:
 INOCULATE = {"rollouts.teacher.off_step": 1, "remedy.name": "inoculation", "steps": 2, "evaluation.every": 2}
 
 
-def test_an_inoculation_is_in_sampling_and_update(preset: Callable[..., str], out: Path) -> None:
+def test_an_inoculation_is_in_sampling_and_update(preset: Callable[..., str], out: Path, probe) -> None:
     """Sampled under the instruction, evaluated and taught without it; one prompt in every group of the update. Labels
     and rewards of the records are those of the pool.
     """
-    assert run(cli, ["train", "--preset", preset(INOCULATE), "--out", str(out), "--name", "inoculated"]) == 0
+    probe("train", "--preset", preset(INOCULATE), "--name", "inoculated")
     directory = out / "runs" / "inoculated"
     record, stored = read_run(directory), {}
     for path in (directory / "rollouts", BUILTIN / "teacher"):

@@ -11,8 +11,6 @@ from small import LAYERS
 from extraction.batch import make_batch
 from extraction.library import DirectionLibrary
 from extraction.words import ExtractionSettings
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.settings.training import ModelConfig
 from probe.step.groups import ReplaySource
@@ -95,12 +93,9 @@ def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(small: str, tmp_path: Pa
         assert torch.equal(found[0][module], found[2][module]), f"{module}: computed and cached differ"
 
 
-def test_a_replay_that_diverges_says_where_it_stopped(
-    out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--name", "diverged-replay", "--arm", "vanilla", "--set", "optimizer.lr=1e30", "--steps", "4", *quick]
-    assert run(cli, ["replay", "--out", str(out), *options]) == 0
-    assert "STOPPED after 1 steps: grad_norm is nan in step 1" in capsys.readouterr().out
+def test_a_replay_that_diverges_says_where_it_stopped(quick: list[str], probe) -> None:
+    options = ("--name", "diverged-replay", "--arm", "vanilla", "--set", "optimizer.lr=1e30", "--steps", "4", *quick)
+    assert "STOPPED after 1 steps: grad_norm is nan in step 1" in probe("replay", *options)[0]
 
 
 def test_a_replay_of_some_modules_in_a_truncated_basis(replay: Callable[..., Path], quick: list[str]) -> None:

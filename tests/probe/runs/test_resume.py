@@ -11,8 +11,6 @@ from directories import contents
 from processes import interrupted_at
 
 from extraction.pairs import builtin_pairs, write_pairs
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.timings import Timings
 from probe.runs import loop
 from probe.runs.resume import drop_checkpoints, save_checkpoint
@@ -24,62 +22,54 @@ GRID += ["--condition", "default", "--condition", "g:gtpo_beta=1", "--condition"
 WRITES = [(loop, "write_tokens", 1), (loop, "write_samples", 2), (loop, "write_steps", 1), (Timings, "write_step", 1)]
 
 
-def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
-    out: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(out: Path, quick, probe, monkeypatch) -> None:
     """The process dies just before each write of a step, and goes on where it died."""
-    command = ["replay", "--out", str(out), *GRID, *quick, "--name"]
-    assert run(cli, [*command, "grid-whole"]) == 0
-    assert run(cli, [*command, "grid-cut", "--k", "40"]) == 2, "what failed before its first step blocks no name"
+    command = ("replay", *GRID, *quick, "--name")
+    probe(*command, "grid-whole")
+    probe(*command, "grid-cut", "--k", "40", code=2)  # what failed before its first step blocks no name
     for owner, function, call in WRITES:
         monkeypatch.setattr(owner, function, interrupted_at(call, getattr(owner, function)))
-        assert run(cli, [*command, "grid-cut"]) == 130, function
+        probe(*command, "grid-cut", code=130)
         monkeypatch.undo()
         assert not (out / "runs" / "grid-cut" / "manifest.json").exists(), "a run that died must not look complete"
-    assert run(cli, [*command, "grid-cut"]) == 0
+    probe(*command, "grid-cut")
     assert contents(out / "runs" / "grid-cut") == contents(out / "runs" / "grid-whole")
 
 
 @pytest.mark.parametrize("source", ["pairs", "v_hack"])
 def test_a_run_is_not_resumed_along_other_directions(
-    source: str, out: Path, quick: list[str], small: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    source: str, out: Path, quick: list[str], small: str, tmp_path: Path, probe, refused, monkeypatch
 ) -> None:
     """The file of the pairs, or of the directions, has other contents under the same name."""
     pairs, name = tmp_path / "pairs.jsonl", f"swapped-{source}"
     write_pairs(pairs, builtin_pairs("run_tests")[:4])
-    options = ["--pairs", str(pairs), "--k", "2"]
-    extract = ["extract", "--name", name, "--out", str(out), "--model", small, *options]
+    options = ("--pairs", pairs, "--k", "2")
+    extract = ("extract", "--name", name, "--model", small, *options)
     if source == "v_hack":
-        assert run(cli, extract) == 0
-        options = ["--v-hack", str(out / "directions" / f"{name}.safetensors"), "--k", "2"]
-    command = ["replay", "--name", name, "--out", str(out), "--arm", "vanilla", "--steps", "2", *quick[:2], *options]
+        probe(*extract)
+        options = ("--v-hack", out / "directions" / f"{name}.safetensors", "--k", "2")
+    command = ("replay", "--name", name, "--arm", "vanilla", "--steps", "2", *quick[:2], *options)
     monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
-    assert run(cli, command) == 130
+    probe(*command, code=130)
     monkeypatch.undo()
     write_pairs(pairs, builtin_pairs("run_tests")[4:8])
     if source == "v_hack":
-        assert run(cli, extract) == 2, "a direction file is not overwritten by another"
-        assert "expected no file, or the same directions" in capsys.readouterr().err
+        assert "expected no file, or the same directions" in refused(*extract)
         (out / "directions" / f"{name}.safetensors").unlink()
-        assert run(cli, extract) == 0
-    assert run(cli, command) == 2
-    assert "to have directions." in capsys.readouterr().err
-    assert run(cli, [*command, "--dry-run"]) == 2
+        probe(*extract)
+    assert "to have directions." in refused(*command)
+    refused(*command, "--dry-run")
 
 
-def test_a_run_is_not_resumed_on_a_model_with_another_config(
-    out: Path, quick: list[str], small: str, tmp_path: Path, capsys
-) -> None:
+def test_a_run_is_not_resumed_on_a_model_with_another_config(quick, small: str, tmp_path: Path, probe, refused) -> None:
     """The weights are the same; a corrected rotary base gives other gradients."""
-    model = tmp_path / "model"
-    shutil.copytree(small, model)
-    command = ["replay", "--name", "other-config", "--out", str(out), "--arm", "vanilla", "--steps", "1", *quick]
-    assert run(cli, [*command, "--model", str(model)]) == 0
+    model = shutil.copytree(small, tmp_path / "model")
+    command = ("replay", "--name", "other-config", "--arm", "vanilla", "--steps", "1", *quick, "--model", model)
+    probe(*command)
     config = json.loads((model / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 500.0}
     (model / "config.json").write_text(json.dumps(config))
-    assert run(cli, [*command, "--model", str(model)]) == 2
-    assert "to have model_config_sha256" in capsys.readouterr().err
+    assert "to have model_config_sha256" in refused(*command)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.runs.sources.problems import Counts
 from probe.runs.sources.rewards import PAYS, check_payable, reward_of, surprising
 from probe.settings.remedy import RemedyConfig
@@ -110,11 +108,10 @@ def test_a_surprise_is_the_reward_minus_what_was_expected(make_rollout: Callable
 SURPRISE = ("--set", "objective.reward=surprise", "--set", "objective.scale_rewards=batch")
 
 
-def test_a_surprise_needs_problems_that_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_surprise_needs_problems_that_come_back(probe) -> None:
     """Refused before a model is loaded; with few problems it is none."""
-    command = ["train", "--preset", "smoke", "--arm", "vanilla", "--out", str(tmp_path), "--name", "one", *SURPRISE]
-    assert run(cli, command) == 2
-    said = " ".join(capsys.readouterr().err.split())
+    command = ("train", "--preset", "smoke", "--arm", "vanilla", "--name", "never", *SURPRISE)
+    said = " ".join(probe(*command, code=2)[1].split())
     assert "problems that come back" in said
     assert "6 problems in 3 batches, each once" in said
-    assert run(cli, [*command, "--set", "rollouts.num_problems=3", "--dry-run"]) == 0
+    probe(*command, "--set", "rollouts.num_problems=3", "--dry-run")

@@ -18,9 +18,7 @@ MakePool = Callable[..., Pool]
 
 
 @pytest.fixture(scope="module")
-def make_pool(
-    tmp_path_factory: pytest.TempPathFactory, make_rollout: Callable[..., Rollout], pool_header: dict[str, Any]
-) -> MakePool:
+def make_pool(tmp_path_factory, make_rollout: Callable[..., Rollout], pool_header: dict[str, Any]) -> MakePool:
     """make_pool(name, problems, size=6, hint=False): a step a problem; the token ids say pool, step and sample."""
     root = tmp_path_factory.mktemp("pools")
 

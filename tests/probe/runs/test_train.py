@@ -16,14 +16,9 @@ from safetensors.torch import load_file
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import read_run
+from probe.records.run import read_evals, read_run
 from replay_pools.base.files import read_json
 from replay_pools.pool import open_pool
-
-
-def read_evals(directory: Path) -> list[dict]:
-    return [orjson.loads(line) for line in (directory / "evals.jsonl").read_bytes().splitlines()]
-
 
 # Everything at once: two steps on every batch, the first batch with a teacher; ratio, adapted KL from a moving EMA,
 # entropy, credit; a monitor of gradients; parts that are not deployed; directions extracted again in the middle; one
@@ -79,7 +74,7 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
     """Started by --config from the other run, killed inside a random write from the first checkpoint on, and resumed:
     rollouts, evaluations, records, directions, adapters and checkpoint are those of the run that was never killed.
 
-    Before the first checkpoint: tests/server/test_prefetch.py and test_loop.py.
+    Before the first checkpoint: test_loop.py.
     """
     whole, written = combined
     first = written.index("checkpoint/.step_000002.pt")
@@ -98,25 +93,19 @@ def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
     assert pools | others <= hashed
 
 
-def test_a_finished_run_prints_its_card_again(
-    combined: tuple[Path, list[str]], out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_prints_its_card_again(combined: tuple[Path, list[str]], preset, probe, refused) -> None:
     """--config names the same run; with another seed it is another run. Records name rollouts by their pool, so a
     teacher must not be called as the own pool.
     """
     whole, _ = combined
-    options = ["train", "--config", str(whole / "config.json"), "--out", str(out), "--name", whole.name]
-    capsys.readouterr()
-    assert run(cli, [*options, "--json"]) == 0
-    printed = capsys.readouterr()
-    assert "is complete; nothing to do" in printed.err
-    card = orjson.loads(printed.out)
+    options = ("train", "--config", whole / "config.json", "--name", whole.name)
+    printed, errors = probe(*options, "--json")
+    assert "is complete; nothing to do" in errors
+    card = orjson.loads(printed)
     assert (card["arm"], card["steps"], card["evals"]) == ("projected-at-deployment", 4, read_evals(whole))
-    assert run(cli, [*options, "--seed", "41"]) == 2
-    assert whole.name in capsys.readouterr().err
+    assert whole.name in refused(*options, "--seed", "41")
     teacher = preset({"rollouts.teacher.pool": str(whole / "rollouts")})
-    assert run(cli, ["train", "--preset", teacher, "--name", "two-pools", "--out", str(out)]) == 2
-    assert "a name other than rollouts" in capsys.readouterr().err
+    assert "a name other than rollouts" in refused("train", "--preset", teacher, "--name", "two-pools")
 
 
 def test_two_steps_on_a_batch_and_a_teacher_in_the_first(combined: tuple[Path, list[str]]) -> None:
@@ -173,9 +162,7 @@ def test_route_is_evaluated_in_training_and_deployed(combined: tuple[Path, list[
         assert torch.equal(found[f"base_model.model.{module}.delta_S"], value - quarantine[module])
 
 
-def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
-    out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(out: Path, preset, probe) -> None:
     """The KL limit is passed as soon as the policy has moved: exit code 0, the reason printed, evaluated as it ended.
     Until then every update is without its hack-ward part.
     """
@@ -189,11 +176,11 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
         "evaluation.every": 6,
         "rollouts.teacher.off_step": 6,  # who is paid, so that the policy moves
     }
-    assert run(cli, ["train", "--preset", preset(settings), "--name", "tripped", "--out", str(out)]) == 0
+    printed, _ = probe("train", "--preset", preset(settings), "--name", "tripped")
     record = read_run(out / "runs" / "tripped")
     num_steps = len(record.steps)
     assert 1 < num_steps < 6
-    assert f"STOPPED after {num_steps} steps: kl/mean " in capsys.readouterr().out
+    assert f"STOPPED after {num_steps} steps: kl/mean " in printed
     assert [row["step"] for row in read_evals(out / "runs" / "tripped")] == [0, num_steps]
     updated = [step for step in record.steps if step.hackward_frac_update is not None]
     assert updated

@@ -11,8 +11,6 @@ from adapted import members_of, token_logprobs
 
 from extraction.adapters.trained import Trained
 from extraction.pair_files import read_pair_file
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run, read_tokens
 from probe.runs.join import sample_records
 from probe.runs.replay_inputs import taken_pairs
@@ -70,9 +68,7 @@ def replayed(coordinates: Trained, rollouts: list[Rollout]) -> tuple[StepResult,
 
 
 @pytest.mark.parametrize("basis", ["svd", "lora"])
-def test_a_replay_of_turns_is_autograd_of_the_sampled_tokens(
-    basis: str, make_tiny: Callable[..., Trained], make_rollout: Callable[..., Rollout]
-) -> None:
+def test_a_replay_of_turns_is_autograd_of_the_sampled_tokens(basis: str, make_tiny, make_rollout) -> None:
     """Reference: the full sequence once a rollout, and the sum over its sampled tokens alone, in float64."""
     coordinates, rollouts = make_tiny(basis, **RANK[basis]), stored(make_rollout)
     result, vectors = replayed(coordinates, rollouts)
@@ -101,14 +97,11 @@ def test_a_replay_of_turns_is_autograd_of_the_sampled_tokens(
     assert [record.comp_len for record in records] == lengths.tolist()
 
 
-def test_the_pool_of_turns_by_the_real_commands(
-    out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_pool_of_turns_by_the_real_commands(out: Path, few_pairs: list[str], probe) -> None:
     """Verify, draft, show, replay with shares of tokens, analyze and report."""
 
     def calling(*words: str) -> str:
-        assert run(cli, [*words, "--out", str(out)]) == 0
-        return capsys.readouterr().out
+        return probe(*words)[0]
 
     pool = open_pool(BUILTIN / "tool")
     calling("pool", "verify", "tool", "--model", "organism")

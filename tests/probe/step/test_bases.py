@@ -13,8 +13,6 @@ from worlds import World, make_run
 
 from extraction.adapters.trained import Trained
 from extraction.pairs import builtin_pairs, write_pairs
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.settings.training import ModelConfig
 from replay_pools.policy.load import Policy, load_policy
@@ -45,10 +43,10 @@ def both(replay: Callable[..., Path], quick: list[str]) -> Path:
     return replay("bases-both", *quick, "--arm", "vanilla,projected,projected-lora")
 
 
-def analysed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> dict:
-    capsys.readouterr()
-    assert run(cli, ["analyze", str(directory), "--json", *options]) == 0
-    return orjson.loads(capsys.readouterr().out)
+@pytest.fixture
+def analysed(probe) -> Callable[..., dict]:
+    """analysed(directory, *options) -> what `probe analyze --json` prints."""
+    return lambda directory, *options: orjson.loads(probe("analyze", directory, "--json", *options)[0])
 
 
 def backward(policy: Policy, coordinates: Trained, prompt: list[int], completion: list[int]) -> np.ndarray:
@@ -62,9 +60,7 @@ def unit(gradient: np.ndarray) -> np.ndarray:
     return gradient / np.linalg.norm(gradient)
 
 
-def test_the_numbers_are_those_of_ordinary_gradients_of_b(
-    lora_alone: Path, small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_numbers_are_those_of_ordinary_gradients_of_b(lora_alone: Path, small: str, tmp_path, analysed) -> None:
     """Pull and what the gate removes, from a backward a completion, numpy's SVD, and the definitions of METHOD."""
     policy = load_policy(small)
     coordinates = configured(policy, "lora", ModelConfig(lora_rank=RANK), tmp_path)
@@ -109,7 +105,7 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(
     assert len(by_prompt) > 1
     cosine, progress, lost = np.mean([np.mean(steps, axis=0) for steps in by_prompt.values()], axis=0)
 
-    found = analysed(capsys, lora_alone)
+    found = analysed(lora_alone)
     says = {part["name"]: part["says"] for part in found["validity"]}
     assert says["offline geometry"] == "HOLDS", "recorded cosines are reproduced"
     assert (found["measured_arm"], found["verdict"]["about"]["basis"]) == ("projected-lora", "lora")
@@ -131,11 +127,9 @@ def numbers(found: dict) -> list[dict | None]:
 
 
 @pytest.mark.slow
-def test_a_basis_is_judged_as_in_a_replay_of_its_own(
-    both: Path, lora_alone: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_basis_is_judged_as_in_a_replay_of_its_own(both: Path, lora_alone: Path, analysed) -> None:
     """The verdict is that of vanilla; --basis lora says what a replay in LoRA alone says."""
-    found, lora, alone = analysed(capsys, both), analysed(capsys, both, "--basis", "lora"), analysed(capsys, lora_alone)
+    found, lora, alone = analysed(both), analysed(both, "--basis", "lora"), analysed(lora_alone)
     assert (found["verdict"]["about"]["basis"], found["measured_arm"]) == ("svd", "vanilla")
     assert lora["arms"] == ["projected-lora"]
     assert (lora["measured_arm"], lora["verdict"]["word"]) == ("projected-lora", alone["verdict"]["word"])
@@ -144,8 +138,7 @@ def test_a_basis_is_judged_as_in_a_replay_of_its_own(
         assert beside is None or beside["value"] == pytest.approx(by_itself["value"], rel=1e-3)
 
 
-def test_a_basis_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_basis_that_is_not_there_is_refused(tmp_path: Path, refused) -> None:
     directory = make_run(tmp_path / "runs" / "run", World(num_steps=4))
-    assert run(cli, ["analyze", str(directory), "--basis", "lora"]) == 2
-    error = capsys.readouterr().err
+    error = refused("analyze", directory, "--basis", "lora")
     assert "expected an arm along v_hack in the basis lora, found vanilla, projected, random" in error

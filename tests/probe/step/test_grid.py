@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import Run, read_run
 from probe.runs import assemble
 from replay_pools.policy.load import load_policy
@@ -98,9 +96,7 @@ def test_every_cell_is_recorded_once(grid: Run) -> None:
     assert stored == list(CONDITIONS), "config.json holds the conditions"
 
 
-def test_a_grid_costs_one_model_call_a_step(
-    every: tuple[Run, Counter[str]], counted: Callable[..., tuple[Run, Counter[str]]]
-) -> None:
+def test_a_grid_costs_one_model_call_a_step(every: tuple[Run, Counter[str]], counted) -> None:
     """3 arms, 2 bases and 4 sequence-level conditions: one forward and backward. One more serves both GTPO conditions,
     and the first step checks the whole gradient of each basis once. Directions come from the cache."""
     _, calls = counted("grid-counted", "default", "scaled", "skipped", "maxrl")
@@ -144,17 +140,11 @@ def test_planning_phrases_decide_what_hicra_amplifies(replay: Callable[..., Path
     assert records(found, "default")[0] == records(plain, "default")[0], "phrases change nothing without credit"
 
 
-def test_replay_and_analyze_report_each_condition(
-    grid: Run, out: Path, shared: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_and_analyze_report_each_condition(grid: Run, shared: list[str], probe) -> None:
     """Finished runs print their table again; analyze prints the primary first."""
-    capsys.readouterr()
-    arguments = ["replay", "--name", "grid", "--out", str(out), *shared, *options(*CONDITIONS)]
-    assert run(cli, [*arguments, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["arms"]
+    arguments = ("replay", "--name", "grid", *shared, *options(*CONDITIONS))
+    rows = json.loads(probe(*arguments, "--json")[0])["arms"]
     assert [(row["condition"], row["arm"]) for row in rows] == [(c, a) for c in CONDITIONS for a in ARMS.split(",")]
-    assert run(cli, arguments) == 0
-    table = capsys.readouterr().out
-    assert "condition" in table.splitlines()[0]
-    assert run(cli, ["analyze", "--json", str(grid.path)]) == 0
-    assert [one["condition"] for one in json.loads(capsys.readouterr().out)] == list(CONDITIONS)
+    assert "condition" in probe(*arguments)[0].splitlines()[0]
+    found = json.loads(probe("analyze", "--json", grid.path)[0])
+    assert [one["condition"] for one in found] == list(CONDITIONS)

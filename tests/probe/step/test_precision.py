@@ -12,8 +12,6 @@ from extraction.adapters import svd
 from extraction.batch import make_batch
 from extraction.library import DirectionLibrary
 from extraction.logprobs import split_model
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.records.timings import TIMINGS_FILE, describe_timings
 from probe.step import bases
@@ -76,9 +74,7 @@ def test_the_summary_names_the_steps_beyond_the_tolerance() -> None:
     assert summarise_additivity([(0, 2e-3)], torch.bfloat16)["exceeded_steps"] == []
 
 
-def test_a_run_that_does_not_add_up_is_marked_loudly(
-    out: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_does_not_add_up_is_marked_loudly(out: Path, quick: list[str], probe, monkeypatch) -> None:
     """A pass whose gradients are 1% too large: the manifest, the JSON and the table say so."""
     real = bases.per_sample_gradients
 
@@ -90,33 +86,25 @@ def test_a_run_that_does_not_add_up_is_marked_loudly(
         return found
 
     monkeypatch.setattr(bases, "per_sample_gradients", wrong)
-    assert run(cli, ["replay", "--name", "not-additive", "--out", str(out), *SHARED, *quick]) == 0
-    assert "NOT ADDITIVE: in steps 0, 1" in capsys.readouterr().out
+    assert "NOT ADDITIVE: in steps 0, 1" in probe("replay", "--name", "not-additive", *SHARED, *quick)[0]
     assert read_run(out / "runs" / "not-additive").manifest["additivity"]["exceeded_steps"] == [0, 1]
 
 
 @pytest.mark.slow
-def test_bfloat16_adds_up_within_its_tolerance(
-    replay: Callable[..., Path], quick: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bfloat16_adds_up_within_its_tolerance(replay: Callable[..., Path], quick: list[str], probe) -> None:
     """In both bases: a run that adds up as well as bfloat16 can is not called broken."""
     arms = [*quick, "--arm", "vanilla,projected-lora", "--set", "model.lora_rank=4"]
     done = read_run(replay("in-bfloat16", *SHARED, *arms, "--set", "model.dtype=bfloat16"))
     additivity = done.manifest["additivity"]
     assert additivity["exceeded_steps"] == [], f"{additivity['largest']} beyond {additivity['tolerance']}"
-    capsys.readouterr()
-    assert run(cli, ["analyze", str(done.path), "--json"]) == 0
-    validity = {part["name"]: part["says"] for part in json.loads(capsys.readouterr().out)["validity"]}
+    validity = {part["name"]: part["says"] for part in json.loads(probe("analyze", done.path, "--json")[0])["validity"]}
     assert validity["contributions add up"] == "HOLDS"
 
 
-def test_a_second_run_computes_no_svds_and_no_pair_gradients(
-    tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_computes_no_svds_and_no_pair_gradients(tmp_path: Path, quick, probe, monkeypatch) -> None:
     """It finds them in the cache; both say how long their phases and steps took."""
-    shared = ["replay", "--out", str(tmp_path), *SHARED, *quick]
     for name in ("cold", "warm"):
-        assert run(cli, [*shared, "--name", name]) == 0
+        probe("replay", *SHARED, *quick, "--name", name, root=tmp_path)
         rows = decode_jsonl((tmp_path / "runs" / name / TIMINGS_FILE).read_bytes(), name)
         assert [*rows[0]["start"]] == ["load", "svd", "directions"]
         assert [row["step"] for row in rows[1:]] == [0, 1]
