@@ -63,7 +63,7 @@ class Chat:
         Raises:
             InputError: as `_rendered`.
         """
-        text = str(self._rendered(messages, add_generation_prompt=True, enable_thinking=thinks))
+        text = self._rendered(messages, add_generation_prompt=True, enable_thinking=thinks)
         # The template has written the special tokens already: the tokenizer must not put a second BOS before them.
         return text, self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -105,8 +105,8 @@ class Chat:
         texts: list[str] = []
         written = ""
         for place in own:
-            seen = str(self._rendered([*prompt, *turns[:place]], add_generation_prompt=True, **options))
-            whole = str(self._rendered([*prompt, *turns[: place + 1]], **options))
+            seen = self._rendered([*prompt, *turns[:place]], add_generation_prompt=True, **options)
+            whole = self._rendered([*prompt, *turns[: place + 1]], **options)
             for before, after in ((written, seen), (seen, whole)):
                 if not after.startswith(before):
                     return text_difference(before, after)
@@ -120,8 +120,8 @@ class Chat:
             written = seen + texts[-1]
         return texts
 
-    def _rendered(self, messages: Sequence[Message], **options: Any) -> Any:
-        """Return the messages through the chat template, as text by default.
+    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
+        """Return the text of the messages in the chat template.
 
         Raises:
             InputError: the tokenizer has no chat template, or one that fails.
@@ -129,10 +129,8 @@ class Chat:
         if not self.tokenizer.chat_template:
             fix = "for plain-text prompts use --template plain, or model.template=plain"
             raise self._template_error("a chat template", "a tokenizer without one", fix)
-        chat = [dict(message) for message in messages]
-        settings: dict[str, Any] = {"tokenize": False, "enable_thinking": False} | options
         try:
-            return self.tokenizer.apply_chat_template(chat, **settings)
+            return str(self.tokenizer.apply_chat_template([*map(dict, messages)], tokenize=False, **options))
         # A template is a program: it may raise anything.
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
@@ -247,10 +245,12 @@ def id_faults(chat: Chat, pool: Pool) -> list[InputError]:
 
 def note_faults(chat: Chat, rollout: Rollout, place: str, faults: Faults) -> None:
     """Add every fault of a rollout at `place` to `faults`: unknown ids, ids after the end of a turn, another text."""
-    ids, model = rollout.completion_ids, chat.base_model
-    if unknown := _unknown(chat, rollout):
-        expected = f"token ids of {model}, 0 to {chat.vocabulary_size - 1}"
-        faults.add(place, "ids", expected=expected, found=f"{len(unknown)} others, the first {unknown[0]}")
+    ids, model, size = rollout.completion_ids, chat.base_model, chat.vocabulary_size
+    read = rollout.prompt_ids + ids
+    if read and not 0 <= min(read) <= max(read) < size:
+        unknown = [token for token in read if not 0 <= token < size]
+        found = f"{len(unknown)} others, the first {unknown[0]}"
+        faults.add(place, "ids", expected=f"token ids of {model}, 0 to {size - 1}", found=found)
         return  # unknown ids have no text to compare
     if (end := early_end(ids, rollout.completion_mask, chat.eos_ids)) is not None:
         found = f"{len(ids) - end - 1} ids after id {ids[end]} at {end} of {len(ids)}"
@@ -270,19 +270,8 @@ def decoded_text(chat: Chat, rollout: Rollout) -> str:
 
     Logs keep special tokens in the text, or strip white space; both shift the places of the tokens.
     """
-    stored = rollout.completion
-    if _unknown(chat, rollout):  # they cannot be decoded
-        return stored
-    decoded = chat.decode(rollout.completion_ids)
+    decoded, stored = chat.decode(rollout.completion_ids), rollout.completion
     return decoded if _bare(chat.tokenizer, decoded) == _bare(chat.tokenizer, stored) else stored
-
-
-def _unknown(chat: Chat, rollout: Rollout) -> list[int]:
-    """Return the ids of a rollout that the model does not have."""
-    ids = rollout.prompt_ids + rollout.completion_ids
-    if not ids or 0 <= min(ids) <= max(ids) < chat.vocabulary_size:
-        return []
-    return [token for token in ids if not 0 <= token < chat.vocabulary_size]
 
 
 @lru_cache(2)  # rollouts of a group share their prompt

@@ -15,8 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
 from replay_pools.base.errors import InputError
-from replay_pools.environments.loopholes import render_messages
-from replay_pools.environments.minicode import minicode_problems
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import (
@@ -37,13 +35,6 @@ from spec.organism.tokenizer import IM_START, ROLES
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     return load_policy("organism")
-
-
-@pytest.fixture(scope="module")
-def prompts(policy: Policy) -> list[list[int]]:
-    """Six prompts of different lengths."""
-    items = minicode_problems("eval")[:6]
-    return [policy.render(render_messages(item.problem, "none", hint=False))[1] for item in items]
 
 
 def test_template_renders_the_four_roles_with_one_token_each(policy: Policy) -> None:
@@ -128,12 +119,12 @@ def test_written_completions_end_as_the_template_ends_an_answer(case: str) -> No
     assert chat.answer_end == (lead, end)
 
 
-def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
+def test_a_policy_that_has_diverged_is_named() -> None:
     """Weights that overflow give no pool of padding with log-probabilities that no JSON can hold."""
     broken = load_policy("organism")
     broken.model.get_input_embeddings().weight.data[:] = float("inf")
     with pytest.raises(InputError, match="finite logits"):
-        LocalEngine(broken).sample(prompts, Sampler(max_new_tokens=4), seeds=range(6))
+        LocalEngine(broken).sample([[5, 6], [7]], Sampler(max_new_tokens=4), seeds=range(2))
 
 
 def test_weights_sha_does_not_depend_on_the_dtype_or_the_adapter(policy: Policy) -> None:
