@@ -249,8 +249,4 @@ def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
         if unknown := [getattr(row, name) for row in rows].count(None):
             of_some = f" of {unknown} of {len(rows)}" if unknown < len(rows) else f" (--map {name}=COLUMN)"
             notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known{of_some}"))
-    hacked = {row.hacked for row in rows}
-    if len(hacked) == 1 and None not in hacked:
-        said = f"every rollout {'hacks' if True in hacked else 'is clean'}: hacks and clean answers have no contrast"
-        notes.append(LabelNote(CAUTION + said))
     return notes

@@ -19,11 +19,11 @@ from replay_pools.base.files import locked
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import rewarded
-from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, choose_columns
+from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, choose_columns, parse_columns
 from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
 from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
-from replay_pools.logs.rollouts import BROKEN, SHORTEST_ECHO, Logged, Reader, as_rollouts, reader_of, reward_fault
+from replay_pools.logs.rollouts import BROKEN, SHORTEST_ECHO, Logged, Reader, as_rollouts, reward_fault
 from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, MANIFEST_NAME, LabelNote, Pool, PoolWriter, open_pool
 from replay_pools.rollout import LOGGED_GRADER, REWARD_COMPILES, REWARD_PASSED, UNKNOWN, Grade, Rollout, group_faults
 
@@ -91,7 +91,8 @@ def check_log(
     for row in rows:
         scan.add(row.file, row.fields if row.error is None else None)
     chosen, guessed = choose_columns(scan, known_columns(kind, scan), given)
-    reader, unused = reader_of(chosen, guessed, given, scan, faults)
+    *parsed, unused = parse_columns(chosen, given, scan, faults)
+    reader = Reader(*parsed, guessed)
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
     if not EVERY.fullmatch(chosen.get("group", "")):
         rollouts = [one for one in rollouts if one.failure != BROKEN]

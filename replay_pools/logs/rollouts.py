@@ -14,33 +14,12 @@ from typing import Any
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
-from replay_pools.logs.columns import (
-    APART,
-    COMPLETIONS,
-    EVERY,
-    FILE,
-    KEYS,
-    NO_COLUMN,
-    PROMPT,
-    PROMPTS,
-    TARGETS,
-    Column,
-    Scan,
-    look_up,
-    mark_of,
-    number_of,
-    opened,
-    parse_column,
-    parts_of,
-    truth_of,
-)
-from replay_pools.logs.files import EVALUATION, Row, Rows, SkipRow
+from replay_pools.logs.columns import FILE, KEYS, PROMPT, PROMPTS, TURNS, Column, Scan, look_up, mark_of, number_of
+from replay_pools.logs.files import Row, Rows, SkipRow
 from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, wrong_value
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
-_PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
-PROMPT_FIELDS = ("messages", "rendered", "skipped", "prompt_ids")
 BROKEN = "a bad row"  # the failure of one that --skip-bad leaves out; a block of rows was sampled with it
 SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 # A completion that is the whole conversation begins with a role, and its answer stands behind these words.
@@ -110,11 +89,11 @@ class Reader:
     """Reads the rows of one log."""
 
     columns: Mapping[str, Column]
+    # Of columns that are not used: those with few values, and rows of STATUS and of EVALUATIONS.
+    marks: Sequence[str]
+    failures: Mapping[str, Callable[[Any], bool]]
+    evaluations: Mapping[str, Callable[[Any], bool]]
     guessed: Set[str]  # targets with a guessed column
-    # Of columns that are not used:
-    marks: Sequence[str]  # columns with few values
-    failures: Mapping[str, Callable[[Any], bool]]  # rows of STATUS
-    evaluations: Mapping[str, Callable[[Any], bool]]  # rows of EVALUATIONS
 
     def read(self, row: Row, faults: Faults) -> Logged:
         """Return the rollout of a row. A value of the wrong kind goes to `faults`.
@@ -128,10 +107,10 @@ class Reader:
         one, wrong = Logged(where=row.where, file=row.file), set[str]()
         if failed := [name for name, fails in self.failures.items() if name in row.fields and fails(row.fields[name])]:
             one.failure = f"`{failed[0]}` says that it is no rollout to train on; drop the column to keep it"
-        steps: list[tuple[str, Callable[[Logged], None]]]
         steps = [(target, partial(self._read, row, column)) for target, column in self.columns.items()]
-        for target, step in [*steps, ("completion", self._place_turns), ("mask", _place_mask)]:
-            if step == self._place_turns and wrong & {*PROMPTS, *COMPLETIONS, "system"}:
+        steps += [("completion", self._place_turns), ("mask", _place_mask)]
+        for target, step in sorted(steps, key=lambda step: step[0] in KEYS):  # of which the prompt may be a part
+            if step == self._place_turns and wrong & TURNS:
                 return one
             try:
                 step(one)
@@ -142,7 +121,7 @@ class Reader:
                 self._refuse(row, error.where or target, error, faults)
         if one.failure is not None:
             return one
-        prompts = [getattr(one, name) for name in PROMPT_FIELDS]
+        prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
         completions = (one.completion, one.turns, one.completion_ids)
         for what, values in (("prompt", prompts), ("completion", completions)):
             if all(value is None for value in values):
@@ -161,8 +140,7 @@ class Reader:
         """Read the fields of a target."""
         target = column.target
         if target in KEYS:
-            # The prompt of a row is known later.
-            others = {FILE: row.file, PROMPT: _PROMPT_KEY}
+            others = {FILE: row.file, PROMPT: f"prompt-{_prompt_key(one):016x}"}
             parts = [look_up(row.fields, name, others.get(name)) for name, _ in column.terms]
             if any(part is None or part != part for part in parts):  # NaN: of a table with a gap
                 raise wrong_value("a value", None)
@@ -220,61 +198,6 @@ class Reader:
                 one.finish = "stop"  # the limit was met in the words of others
             for name, value in answer_of(one.turns[: own[-1] + 1]).items():
                 setattr(one, name, value)
-
-
-def _is_message(value: Any) -> bool:
-    """Return whether a value says that there was an error: a text, an object, a code other than 0, but no fraction."""
-    if (number := number_of(value)) is not None:
-        return number != 0 and number.is_integer()
-    value = opened(value)
-    is_text = isinstance(value, str) and value.strip().lower() not in ("", "none", "null", "nan")
-    return is_text or (isinstance(value, dict | list) and bool(value))
-
-
-_FAILED = re.compile(r"(.*\.)?(abort(ed)?|fail(ed|ure)|error(ed)?|cancell?ed|timeout)", re.I)
-# {a column: whether its value says that the row is no rollout to train on}
-STATUS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("error", "exception"), _is_message),
-    "errors": lambda value: number_of(value) is None and _is_message(value),  # a number counts those in the answer
-    "status": lambda value: isinstance(value, str) and _FAILED.fullmatch(value) is not None,
-    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
-    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
-}
-_YES = "is_eval is_val is_test is_evaluation is_validation eval validate validation evaluation"
-# {a column that may tell training and evaluation apart: whether its value says that the row is an evaluation}
-EVALUATIONS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(
-        ("split", "phase", "mode", "partition", "subset", "stage", "data_split"),
-        lambda value: isinstance(value, str) and EVALUATION.search(value) is not None,
-    ),
-    **dict.fromkeys(_YES.split(), lambda value: truth_of(value) is True),
-    **dict.fromkeys(("is_train", "is_training"), lambda value: truth_of(value) is False),
-}
-
-
-def reader_of(
-    mapping: Mapping[str, str], guessed: Set[str], given: Mapping[str, str], scan: Scan, faults: Faults
-) -> tuple[Reader, list[str]]:
-    """Return the reader of a log's rows, and the columns that it does not use."""
-    columns = {}
-    for target, text in mapping.items():
-        try:
-            if target != "group" or not EVERY.fullmatch(text):
-                columns[target] = parse_column(target, text, scan)
-        except InputError as error:
-            if scan.num_rows:  # else the file has a fault that says more
-                faults.note(error, ("column", target))
-    used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
-    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
-    failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
-    values = {name: values for name, values in scan.values.items() if name not in used | declined}
-    evaluations = {name: says for name, says in EVALUATIONS.items() if len({*map(says, values.get(name, ()))}) == 2}
-    # Columns with few values may tell sources of rollouts apart, and so may the environment.
-    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
-    few = {name: len(each) for name, each in scan.values.items() if name in free and 2 <= len(each) <= most}
-    marks = [name for name, num in few.items() if num <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART]
-    unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
-    return Reader(columns, guessed, marks, failures, evaluations), unused
 
 
 def _place_mask(one: Logged) -> None:
@@ -351,7 +274,7 @@ def as_rollouts(
         elif wrong:
             bad.append(row.where)
             of_bad.take(wrong)
-            if one and any(getattr(one, name) is not None for name in PROMPT_FIELDS):
+            if one and any(getattr(one, name, None) is not None for name in PROMPTS):
                 one.failure = BROKEN
         if one is None or (wrong and not one.failure):
             continue
@@ -380,8 +303,7 @@ def as_rollouts(
 
 def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     """Return a rollout with the keys of its texts in their place, and without what is read again."""
-    prompt = (one.prompt_ids or [])[-(one.plen or 0) :]  # the last `plen`, if known
-    one.prompt_key = _digest([one.rendered, one.messages, one.skipped, one.tools, prompt])
+    one.prompt_key = _prompt_key(one)
     one.answer_key = None if one.completion is None and one.turns is None else _digest(one.completion or one.turns)
     one.thinks = (one.completion or "").lstrip().startswith("<think>")
     text = one.rendered or (one.messages[-1]["content"] if one.messages else "")
@@ -391,16 +313,17 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     if text and isinstance(whole, str) and _CONVERSATION.match(whole):
         found = re.search(re.escape(text.strip()) + _ANSWER, whole, re.I)
         one.echo = found.end() if found else one.echo
-    for name in KEYS:
-        if key := getattr(one, name):
-            known = tuple(f"prompt-{one.prompt_key:016x}" if part == _PROMPT_KEY else part for part in key)
-            setattr(one, name, known)
     for name in ("file", "failure", "parts", *KEYS):  # that rows share
         value = getattr(one, name)
         setattr(one, name, shared.setdefault(value, value))
     for name in _READ_AGAIN:
         setattr(one, name, None)
     return one
+
+
+def _prompt_key(one: Logged) -> int:
+    ids = (one.prompt_ids or [])[-(one.plen or 0) :]  # the last `plen`, if known
+    return _digest([one.rendered, one.messages, one.skipped, one.tools, ids])
 
 
 def _digest(value: Any) -> int:
