@@ -7,8 +7,9 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
@@ -16,9 +17,8 @@ from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.logs.columns import FILE, KEYS, PROMPT, PROMPTS, TURNS, Column, Scan, look_up, mark_of, number_of
 from replay_pools.logs.files import Row, Rows, SkipRow
-from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, wrong_value
+from replay_pools.logs.values import READERS, SPREAD, answer_of, wrong_value
 from replay_pools.pool import CAUTION
-from replay_pools.rollout import FinishReason
 
 BROKEN = "a bad row"  # the failure of one that --skip-bad leaves out; a block of rows was sampled with it
 SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
@@ -28,12 +28,16 @@ _ANSWER = r"(?:<[^<>\n]*>|\s)*(?:assistant|model)(?:<[^<>\n]*>)?:? ?\n{0,2}(?:<t
 LISTED_COLUMNS = 20
 
 
+class Said(SimpleNamespace):
+    """What a row says, {target: value}: None where its columns say nothing. Of a completion also its `turns`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
 @dataclass(slots=True, kw_only=True)
 class Logged:
-    """One rollout of a log: None where its columns say nothing.
-
-    The first part stays in memory: rollouts are grouped and counted by it. The second is read again when it is needed.
-    """
+    """One rollout of a log: what stays in memory, by which rollouts are grouped and counted. The rest is read again."""
 
     where: str
     file: str = ""
@@ -53,35 +57,17 @@ class Logged:
     problem: tuple[str, ...] | None = None
     group: tuple[str, ...] | None = None
     marks: tuple[Any, ...] = ()  # values of columns that are not used
+    said: Said = field(default_factory=Said)  # the other targets; empty once it was counted
 
-    system: str | None = None
-    messages: Turns | None = None  # of the prompt
-    tools: list[dict[str, Any]] | None = None
-    rendered: str | None = None  # the prompt with its markup
-    skipped: str | None = None  # the prompt without its special tokens
-    prompt_ids: list[int] | None = None
-    plen: int | None = None
-    reasoning: str | None = None
-    completion: str | None = None
-    turns: Turns | None = None  # of the completion, where one text does not say it
-    completion_ids: list[int] | None = None
-    mask: list[bool] | None = None  # one an id of the completion; None: all are sampled
-    comp_len: int | None = None
-    logprobs: list[float] | None = None  # one an id of the completion
-    fmt_ok: bool | None = None
-    passed: bool | None = None
-    finish: FinishReason | None = None
-    hint: bool | None = None
-    env: str | None = None
-    env_mode: str | None = None
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.said, name)
 
     def refused(self, target: str, expected: str, found: str, fix: str = "") -> InputError:
         """Return the error of a value that others contradict."""
         return InputError(f"{self.where} {target}", expected=expected, found=found, fix=fix)
 
 
-_NAMES = [each.name for each in fields(Logged)]
-_READ_AGAIN = _NAMES[_NAMES.index("system") :]
+NOTHING = Said()
 
 
 @dataclass(frozen=True)
@@ -107,13 +93,13 @@ class Reader:
         one, wrong = Logged(where=row.where, file=row.file), set[str]()
         if failed := [name for name, fails in self.failures.items() if name in row.fields and fails(row.fields[name])]:
             one.failure = f"`{failed[0]}` says that it is no rollout to train on; drop the column to keep it"
-        steps = [(target, partial(self._read, row, column)) for target, column in self.columns.items()]
-        steps += [("completion", self._place_turns), ("mask", _place_mask)]
+        steps = [(target, partial(self._read, row, column, one)) for target, column in self.columns.items()]
+        steps += [("completion", partial(self._place_turns, one.said)), ("mask", partial(_place_mask, one.said))]
         for target, step in sorted(steps, key=lambda step: step[0] in KEYS):  # of which the prompt may be a part
-            if step == self._place_turns and wrong & TURNS:
+            if step.func == self._place_turns and wrong & TURNS:
                 return one
             try:
-                step(one)
+                step()
             except SkipRow as reason:
                 one.failure = one.failure or str(reason)
             except InputError as error:
@@ -153,7 +139,7 @@ class Reader:
             return
         read = READERS[target](value)
         for name, each in read.items() if target in SPREAD else [(target, read)]:
-            setattr(one, name, each)
+            setattr(one if name in Logged.__slots__ else one.said, name, each)
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
         name, fix = self.columns[target].name if target in self.columns else target, error.fix.replace("TARGET", target)
@@ -164,54 +150,54 @@ class Reader:
             fix = "; ".join(filter(None, [fix, guess]))
         faults.add(f"{row.where} {said}", target, expected=error.expected, found=error.found, fix=fix)
 
-    def _place_turns(self, one: Logged) -> None:
+    def _place_turns(self, said: Said) -> None:
         """Put each message where it belongs: system, prompt, completion.
 
         Raises:
             InputError: two system prompts; its place is the target.
         """
-        if one.system and one.messages:
-            if one.messages[0]["role"] != "system":
-                one.messages = [{"role": "system", "content": one.system}, *one.messages]
-            elif one.messages[0]["content"] != one.system:
+        if said.system and said.messages:
+            if said.messages[0]["role"] != "system":
+                said.messages = [{"role": "system", "content": said.system}, *said.messages]
+            elif said.messages[0]["content"] != said.system:
                 raise InputError("system", expected="one system prompt", found="another one", fix="--map system=none")
-        if one.messages and "completion" not in self.columns:
+        if said.messages and "completion" not in self.columns:
             # A conversation that holds its answer; a tool's word may stand behind it.
-            last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
-            messages = one.messages
+            last = max(place for place, turn in enumerate(said.messages) if turn["role"] != "tool" or not place)
+            messages = said.messages
             if messages[last]["role"] == "assistant":
                 answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
                 is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
                 sampled = [place for place in answers if messages[place].get("trainable")] or answers
                 start = sampled[0] if is_agent or sampled is not answers else answers[-1]
-                one.messages, one.turns = messages[:start] or None, messages[start:]
-        thought, text = one.reasoning, one.completion
-        if thought and text is not None and one.completion_ids is None and thought not in text:
-            one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
-        if one.turns:
-            own = [place for place, turn in enumerate(one.turns) if turn["role"] == "assistant"]
+                said.messages, said.turns = messages[:start] or None, messages[start:]
+        thought, text = said.reasoning, said.completion
+        if thought and text is not None and said.completion_ids is None and thought not in text:
+            said.turns, said.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
+        if said.turns:
+            own = [place for place, turn in enumerate(said.turns) if turn["role"] == "assistant"]
             if own[:1] != [0]:
-                raise InputError("completion", expected="a turn of the assistant", found=one.turns[0]["role"])
-            if any(one.turns[place].get("trainable") is False for place in own):
+                raise InputError("completion", expected="a turn of the assistant", found=said.turns[0]["role"])
+            if any(said.turns[place].get("trainable") is False for place in own):
                 raise SkipRow("a turn of the assistant that is not trained on (trainable is false) behind others")
-            if one.finish and own[-1] + 1 < len(one.turns):
-                one.finish = "stop"  # the limit was met in the words of others
-            for name, value in answer_of(one.turns[: own[-1] + 1]).items():
-                setattr(one, name, value)
+            if said.finish and own[-1] + 1 < len(said.turns):
+                said.finish = "stop"  # the limit was met in the words of others
+            for name, value in answer_of(said.turns[: own[-1] + 1]).items():
+                setattr(said, name, value)
 
 
-def _place_mask(one: Logged) -> None:
+def _place_mask(said: Said) -> None:
     """Cut the ids of a completion with a mask to those from the first sampled one to the last.
 
     Raises:
         InputError: a mask of other ids, or log-probabilities of others; its place is the target.
         SkipRow: no id is sampled.
     """
-    mask, ids, prompt = one.mask, one.completion_ids, one.prompt_ids
+    mask, ids, prompt = said.mask, said.completion_ids, said.prompt_ids
     if mask is not None and not any(mask):
         raise SkipRow("its mask leaves every token out")
     if mask is None or (ids is None and all(mask)):
-        one.mask = None
+        said.mask = None
         return
     if ids is None:
         raise InputError("mask", expected="the ids that it masks", found="text alone", fix="log completion_ids")
@@ -223,10 +209,10 @@ def _place_mask(one: Logged) -> None:
         fix = "--map mask=none" if all(mask) else "log one an id: without it, ids of tools would count as sampled"
         raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
     start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
-    if start and prompt is None and one.messages is not None:
+    if start and prompt is None and said.messages is not None:
         fix = "log prompt_ids, or leave the text of the prompt out: --map messages=none, or prompt=none"
         raise InputError("mask", expected="a sampled id first", found=f"{start} others", fix=fix)
-    if logprobs := one.logprobs:
+    if logprobs := said.logprobs:
         if len(logprobs) == sum(mask) < len(ids):  # one a sampled id
             each = iter(logprobs)
             logprobs = [next(each) if is_sampled else 0.0 for is_sampled in mask]
@@ -234,7 +220,7 @@ def _place_mask(one: Logged) -> None:
             found = f"{len(logprobs)} for {len(ids)} ids"
             raise InputError("logprobs", expected="one an id", found=found, fix="--map logprobs=none")
         pairs = [*zip(logprobs, mask, strict=True)][start:stop]
-        one.logprobs = [value if is_sampled else 0.0 for value, is_sampled in pairs]
+        said.logprobs = [value if is_sampled else 0.0 for value, is_sampled in pairs]
     if start:
         # The ids may begin with the prompt's ids, which may be padded in its own column.
         padding = (prompt or [])[: -min(start, len(prompt or []))]
@@ -244,10 +230,10 @@ def _place_mask(one: Logged) -> None:
             raise InputError(
                 "mask", expected="1 for each sampled id", found="0 for the first ids and the last", fix=fix
             )
-        one.prompt_ids, one.plen = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]], None
+        said.prompt_ids, said.plen = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]], None
     if stop < len(ids):
-        one.finish = None  # the last sampled id tells it: the limit was met in the words of others
-    one.completion_ids, one.mask, one.comp_len = ids[start:stop], mask[start:stop], None
+        said.finish = None  # the last sampled id tells it: the limit was met in the words of others
+    said.completion_ids, said.mask, said.comp_len = ids[start:stop], mask[start:stop], None
 
 
 def as_rollouts(
@@ -316,8 +302,7 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     for name in ("file", "failure", "parts", *KEYS):  # that rows share
         value = getattr(one, name)
         setattr(one, name, shared.setdefault(value, value))
-    for name in _READ_AGAIN:
-        setattr(one, name, None)
+    one.said = NOTHING
     return one
 
 

@@ -67,9 +67,9 @@ class Tokeniser:
         """
         if self.cuts_echo and known.echo is not None:
             if row.completion_ids is None:
-                row.completion = (row.completion or "")[known.echo :]
+                row.said.completion = (row.completion or "")[known.echo :]
             else:
-                row.completion, row.completion_ids = None, row.completion_ids[known.echo :]
+                row.said.completion, row.said.completion_ids = None, row.completion_ids[known.echo :]
             if not (row.completion or row.completion_ids):
                 raise SkipRow("no answer behind the prompt")
             self._count((True, "the completion began with the prompt, which was cut"))
