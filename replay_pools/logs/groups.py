@@ -149,7 +149,7 @@ def check_comparable(
     apart = f"--map group=every:{size}" if is_even else "--map step=COLUMN, one that counts them,"
     fix = f"{apart} keeps them apart, {compares}"
     if in_step:
-        fix = f"if steps ran again, delete the rows of the first run; --map group={in_step}{base} compares them"
+        fix = f"if steps ran again, delete the rows of the first run; {compares}"
     found = f"{several} of {len(groups)} groups in several blocks (of {size} rows), with other rows between"
     raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
 
@@ -160,12 +160,6 @@ def _were_groups(split: Sequence[Marked], others: Sequence[Marked], key: str, va
     Parts of other weights or files may be single rollouts, those of other weights of several sizes, and those of files
     where they make a group too large. A column that names neither has to split all groups. One of yes and no may say
     how rollouts came out: then it tells high rewards from low ones, or its halves are mixed and by chance equal.
-
-    Args:
-        split: the groups that the column splits.
-        others: those that it does not split.
-        key: its name.
-        values: all its values.
     """
     are_truths = all(truth_of(value) is not None for value in values)
     if key in APART - {FILE} and not (are_truths and key in RIGHT_ANSWERS):

@@ -107,16 +107,17 @@ class Reader:
                 self._refuse(row, error.where or target, error, faults)
         if one.failure is not None:
             return one
-        prompts = (one.messages, one.rendered, one.skipped, one.prompt_ids)
-        completions = (one.completion, one.turns, one.completion_ids)
+        said = one.said
+        prompts = (said.messages, said.rendered, said.skipped, said.prompt_ids)
+        completions = (said.completion, said.turns, said.completion_ids)
         for what, values in (("prompt", prompts), ("completion", completions)):
             if all(value is None for value in values):
                 found = f"none in {', '.join([*row.fields][:LISTED_COLUMNS])}"
                 fix = f"pass --map {what}=COLUMN; --skip-bad N leaves out at most N such rows"
                 faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
-        if one.messages and one.messages[-1]["role"] == "assistant" and all(value is None for value in prompts[1:]):
+        if said.messages and said.messages[-1]["role"] == "assistant" and all(value is None for value in prompts[1:]):
             fix = "--map completion=none takes it for the completion"
-            if (one.completion or "").strip() not in one.messages[-1]["content"]:
+            if (said.completion or "").strip() not in said.messages[-1]["content"]:
                 fix = "the completion goes on from it: log prompt_ids, or the text with it (--map rendered=COLUMN)"
             error = InputError("", expected="a prompt without its answer", found="a turn of the assistant", fix=fix)
             self._refuse(row, "prompt" if "prompt" in self.columns else "messages", error, faults)
@@ -126,7 +127,7 @@ class Reader:
         """Read the fields of a target."""
         target = column.target
         if target in KEYS:
-            others = {FILE: row.file, PROMPT: f"prompt-{_prompt_key(one):016x}"}
+            others = {FILE: row.file, PROMPT: f"prompt-{_prompt_key(one.said):016x}"}
             parts = [look_up(row.fields, name, others.get(name)) for name, _ in column.terms]
             if any(part is None or part != part for part in parts):  # NaN: of a table with a gap
                 raise wrong_value("a value", None)
@@ -227,12 +228,10 @@ def _place_mask(said: Said) -> None:
         is_prompt = prompt is not None and prompt == [*padding, *ids[:start]] and len({*padding}) < 2
         if prompt and not is_prompt and len({*ids[stop:]}) > 1:
             fix = "if 1 marks the ids of tools, log 0 for them"
-            raise InputError(
-                "mask", expected="1 for each sampled id", found="0 for the first ids and the last", fix=fix
-            )
+            raise InputError("mask", expected="1 for each sampled id", found="0 for the first and last ids", fix=fix)
         said.prompt_ids, said.plen = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]], None
-    if stop < len(ids):
-        said.finish = None  # the last sampled id tells it: the limit was met in the words of others
+    if said.finish == "length" and stop < len(ids):
+        said.finish = None  # the last sampled id tells it: the limit may have been met in the words of others
     said.completion_ids, said.mask, said.comp_len = ids[start:stop], mask[start:stop], None
 
 
@@ -289,12 +288,11 @@ def as_rollouts(
 
 def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     """Return a rollout with the keys of its texts in their place, and without what is read again."""
-    one.prompt_key = _prompt_key(one)
-    one.answer_key = None if one.completion is None and one.turns is None else _digest(one.completion or one.turns)
-    one.thinks = (one.completion or "").lstrip().startswith("<think>")
-    text = one.rendered or (one.messages[-1]["content"] if one.messages else "")
-    start: Any = one.prompt_ids if one.completion_ids else text
-    whole: Any = one.completion_ids or one.completion
+    said, one.prompt_key = one.said, _prompt_key(one.said)
+    one.answer_key = None if said.completion is None and said.turns is None else _digest(said.completion or said.turns)
+    one.thinks = (said.completion or "").lstrip().startswith("<think>")
+    text = said.rendered or (said.messages[-1]["content"] if said.messages else "")
+    start, whole = said.prompt_ids if said.completion_ids else text, said.completion_ids or said.completion
     one.echo = len(start) if start and whole and whole[: len(start)] == start else None
     if text and isinstance(whole, str) and _CONVERSATION.match(whole):
         found = re.search(re.escape(text.strip()) + _ANSWER, whole, re.I)
@@ -306,9 +304,9 @@ def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     return one
 
 
-def _prompt_key(one: Logged) -> int:
-    ids = (one.prompt_ids or [])[-(one.plen or 0) :]  # the last `plen`, if known
-    return _digest([one.rendered, one.messages, one.skipped, one.tools, ids])
+def _prompt_key(said: Said) -> int:
+    ids = (said.prompt_ids or [])[-(said.plen or 0) :]  # the last `plen`, if known
+    return _digest([said.rendered, said.messages, said.skipped, said.tools, ids])
 
 
 def _digest(value: Any) -> int:
