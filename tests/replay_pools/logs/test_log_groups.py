@@ -67,7 +67,6 @@ def interleaved(*orders: str, **columns: Any) -> Rows:
 
 
 EVALUATION = "an evaluation next to"
-LISTS = {"prompt": "p", "completions": [*"abc"], "rewards": [1.0, 0.0, 1.0]}
 MANY = by_prompt([row(i, prompt=f"p{n % 100}", iteration=n) for n in range(1100) for i in range(2)])
 SEVERAL = passes("pqrstuvw", size=1, completion=lambda n, p, i: p, group_id=lambda n, p, i: p > "s")
 MODELS = interleaved("pq", "pq", id=lambda n, p, i: f"{n}{p}{i}", model=lambda n, p, i: "ab"[n])
@@ -97,7 +96,6 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "three times": (ONE * 3, "--map group=every:4 keeps them apart", ""),
     "partial": (passes("pq")[:7] + passes("r", size=1), [3, 4], "1 of 3, 1 of 4 rollouts (replay with --per-pool 3)"),
     "single": (passes("pqr", size=1), [1, 1, 1], "every group holds one rollout"),
-    "lists": ([LISTS] * 2, [3, 3], ""),
     "a number of each row": (passes("pq", id=lambda n, p, i: f"{p}{i}"), [4, 4], "another one in every row"),
     "several prompts": (SEVERAL, [4, 4], "several prompts"),
     "hinted and plain": (
@@ -109,7 +107,6 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "no reward": ([*passes("p"), row(prompt="p", reward=float("nan"))], [4], "1 of 5 rows have no reward"),
     "a file a run": ({"run1/log.jsonl": ONE, "run2/log.jsonl": OTHER}, "--map group=file+prompt", ""),
     "a step again": ({"a.jsonl": stepped(0, 1, 2)[:-2], "b.jsonl": stepped(2, 3)}, "--map group=step+file+prompt", ""),
-    "a folder a step": ({"global_step_5/r.jsonl": ONE, "global_step_10/r.jsonl": OTHER}, [4] * 4, ""),
     "validation": ({"rollouts/1.jsonl": ONE, "validation/1.jsonl": OTHER}, [4, 4], "evaluations next to training"),
     "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies were left out"),
     "metrics": ({"a.jsonl": ONE, "metrics.jsonl": [{"loss": 0.2}]}, [4, 4], "files without rollouts were left out"),

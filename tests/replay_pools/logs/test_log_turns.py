@@ -110,28 +110,19 @@ def test_a_writer_of_turns(name: str, imported) -> None:
 
 def test_branches_and_work_of_prime_rl(imported) -> None:
     """A summary is a rollout where a later turn goes on from it; an evaluation and a failed trace are none."""
-
-    def write(i: int) -> dict[str, Any]:
-        episode = prime_rl(i)
+    episodes = [prime_rl(i) for i in range(4)]
+    for i, episode in enumerate(episodes):
+        episode["run"] = {"work": {"type": "eval" if i == 2 else "train", "step": 1}}
         summary = {"parent": 0, "message": ANSWER, "token_ids": [50, EOS], "mask": [True] * 2, "sampled": True}
         summary |= {"semantic_parents": [{"node": 1, "type": "compaction_attempt"}]}
-        trace = episode["traces"][0]
-        trace["nodes"].append(summary)
-        if i == 1:
-            trace["nodes"][3]["semantic_parents"] = [{"node": 4, "type": "compaction"}]
-        if i == 3:
-            trace |= {"ok": False, "errors": [{"type": "TunnelError"}]}
-        work = {"type": "eval" if i == 2 else "train", "step": 1}
-        return episode | {"run": {"type": "train", "work": work}}
-
-    pool = imported([*(write(i) for i in range(4)), {"ok": False, "traces": []}])
-    assert [[rollout.completion_ids for rollout in group] for group in pool.steps] == [
-        [ids_of(0), ids_of(1), [50, EOS]]
-    ]
-    said = " ".join(pool.cautions)
-    assert all(
-        each in said for each in ("next to training", "the trace failed", "the episode failed", "compaction_attempt")
-    )
+        episode["traces"][0]["nodes"].append(summary)
+    episodes[1]["traces"][0]["nodes"][3]["semantic_parents"] = [{"node": 4, "type": "compaction"}]
+    episodes[3]["traces"][0] |= {"ok": False, "errors": [{"type": "TunnelError"}]}
+    pool = imported([*episodes, {"ok": False, "traces": []}])
+    (group,) = pool.steps
+    assert [rollout.completion_ids for rollout in group] == [ids_of(0), ids_of(1), [50, EOS]]
+    said = ("next to training", "the trace failed", "the episode failed", "compaction_attempt")
+    assert all(each in " ".join(pool.cautions) for each in said)
 
 
 def test_rows_that_are_masked_whole_are_left_out(imported) -> None:
