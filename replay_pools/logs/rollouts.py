@@ -213,15 +213,12 @@ def _place_mask(said: Said) -> None:
     if start and prompt is None and said.messages is not None:
         fix = "log prompt_ids, or leave the text of the prompt out: --map messages=none, or prompt=none"
         raise InputError("mask", expected="a sampled id first", found=f"{start} others", fix=fix)
-    if logprobs := said.logprobs:
-        if len(logprobs) == sum(mask) < len(ids):  # one a sampled id
-            each = iter(logprobs)
-            logprobs = [next(each) if is_sampled else 0.0 for is_sampled in mask]
-        if len(logprobs) != len(ids):
-            found = f"{len(logprobs)} for {len(ids)} ids"
-            raise InputError("logprobs", expected="one an id", found=found, fix="--map logprobs=none")
-        pairs = [*zip(logprobs, mask, strict=True)][start:stop]
-        said.logprobs = [value if is_sampled else 0.0 for value, is_sampled in pairs]
+    logprobs = said.logprobs or []  # of another number: its ids tell
+    if len(logprobs) == len(ids):
+        logprobs = [value for value, is_sampled in zip(logprobs, mask, strict=True) if is_sampled]
+    if len(logprobs) == sum(mask):
+        each = iter(logprobs)
+        said.logprobs = [next(each) if is_sampled else 0.0 for is_sampled in mask[start:stop]]
     if start:
         # The ids may begin with the prompt's ids, which may be padded in its own column.
         padding = (prompt or [])[: -min(start, len(prompt or []))]
