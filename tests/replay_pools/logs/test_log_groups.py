@@ -69,6 +69,7 @@ def interleaved(*orders: str, **columns: Any) -> Rows:
 EVALUATION = "an evaluation next to"
 MANY = by_prompt([row(i, prompt=f"p{n % 100}", iteration=n) for n in range(1100) for i in range(2)])
 SEVERAL = passes("pqrstuvw", size=1, completion=lambda n, p, i: p, group_id=lambda n, p, i: p > "s")
+LEAST = [row(i, prompt=f"p{i // 4}", reward=-1.0 if i == 0 else i % 3) for i in range(32)]
 MODELS = interleaved("pq", "pq", id=lambda n, p, i: f"{n}{p}{i}", model=lambda n, p, i: "ab"[n])
 ENVIRONMENTS = passes("p", size=3, example_id=lambda *_: 0) + passes("q", example_id=lambda *_: 0)
 TWO_COLUMNS = [each | {"prompt": "Solve it.", "problem": each["prompt"]} for each in ONE]
@@ -92,6 +93,9 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "a measured error": (passes("pq", error=lambda n, p, i: i / 8 + 0.1), [4, 4], ""),
     "two right answers": (interleaved("p", "p", gts=lambda n, *_: "ab"[n]), "--map group=gts+prompt", ""),
     "a split": (passes("pq", "pq", split=lambda n, *_: ("train", "val")[n]), [4, 4], EVALUATION),
+    "masked whole": (passes("pq", loss_mask=lambda n, p, i: [int(i > 0)] * 2), [3, 3], "leaves every token out"),
+    "few at the least": (LEAST, [4] * 8, "31 of 32 rollouts earn more than the least reward, -1"),
+    "a right answer": (passes("pq", completion=lambda n, p, i: f"gold {p}"), "as the right answer would be", ""),
     "a mask of rows": (passes("pq", sample_mask=lambda n, p, i: i % 2), [2, 2], "`sample_mask` says"),
     "three times": (ONE * 3, "--map group=every:4 keeps them apart", ""),
     "partial": (passes("pq")[:7] + passes("r", size=1), [3, 4], "1 of 3, 1 of 4 rollouts (replay with --per-pool 3)"),
@@ -168,18 +172,3 @@ def test_numbers_that_start_again_in_each_step(name: str) -> None:
 def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     log = check_log(folder_of(tmp_path, {f"{number}.jsonl": ONE for number in (1000, 9)} | {"10.jsonl": OTHER}))
     assert [group[0].step for group in log.groups] == [9, 9, 10, 10], "1000 is a copy"
-
-
-def test_few_rollouts_at_the_least_reward_are_a_caution() -> None:
-    """One crash at -1 makes every failure a pass; a column may say what passed."""
-    rows = [row(i, prompt=f"p{i // 4}", reward=-1.0 if i == 0 else i % 3) for i in range(32)]
-    assert any("31 of 32 rollouts earn more than the least reward, -1" in note for note in check_log(rows).notes)
-    log = check_log(rows, mapping={"passed": "reward>0.5"})
-    assert not any("least reward" in note for note in log.notes)
-
-
-def test_a_guessed_completion_that_is_the_right_answer_is_refused() -> None:
-    """One text in all rows of each group; the user may say that it is the completion."""
-    rows = passes("pq", completion=lambda n, p, i: f"gold {p}", model_output=lambda n, p, i: f"a{i}")
-    assert "as the right answer would be" in refused(rows)[0]
-    assert sizes(check_log(rows, mapping={"completion": "completion"})) == [4, 4]
