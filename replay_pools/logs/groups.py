@@ -19,6 +19,7 @@ from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
 RARE = 0.01  # a chance
+_by_prompt = attrgetter("step", "prompt_key")
 Group = list[Logged]
 Key = Callable[[Logged], Hashable]
 Marked = list[tuple[Any, float]]  # value of a column and reward of each rollout of a group
@@ -67,10 +68,6 @@ def name_problems(groups: Sequence[Group], is_guessed: bool) -> list[str]:
     if is_unlike or any(len(each) > 1 or None in each for each in problems):
         return [f"prompt-{group[0].prompt_key:016x}"[:19] for group in groups]
     return ["/".join(group[0].problem or ()) for group in groups]
-
-
-def _by_prompt(row: Logged) -> Hashable:
-    return (row.step, row.prompt_key)
 
 
 def _key(rows: Sequence[Logged], mapping: Mapping[str, str], guessed: Set[str], notes: list[str]) -> Key:
