@@ -19,7 +19,7 @@ from replay_pools.base.files import dump_json, encode_jsonl, sha256, write_atomi
 from replay_pools.base.tables import TRUTHS
 from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
 from replay_pools.logs.files import KINDS, Fields, read_objects, read_rows
-from replay_pools.logs.values import TEXT, Chat, chat_of, is_plain, is_text, turns_of, wrong_value
+from replay_pools.logs.values import TEXT, Chat, is_plain, is_text, turns_of, wrong_value
 
 MAP = "--pairs-map"
 FEWEST_FOR_A_SIGN = 6  # held-out pairs: with fewer, no sign is proven at 95%
@@ -167,9 +167,11 @@ def messages_of(value: Any) -> Chat:
     Raises:
         InputError: anything else, such as a prompt that a chat template has rendered.
     """
-    chat = chat_of(value)
-    if chat is not None:
-        return chat
+    if turns := turns_of(value):
+        if not is_plain(turns):
+            raise wrong_value("messages of role and content alone", turns)
+        # In the order of the file, by which the hash of a set of pairs goes.
+        return [{key: turn[key] for key in turn if key in ("role", "content")} for turn in turns]
     if not is_text(value) or not value.strip() or MARKUP.match(value):
         error = wrong_value(f"{TEXT}, or messages with role and content", value)
         fix = "give the messages: the model's own template renders them" if is_text(value) and value.strip() else ""

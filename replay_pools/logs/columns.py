@@ -11,21 +11,24 @@ the file of a row), a group also `every:8`, blocks of eight rows. `none` is no c
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
 
-from replay_pools.base.errors import InputError, refuse, unknown_name
+from replay_pools.base.errors import Faults, InputError, refuse, unknown_name
 from replay_pools.base.tables import TRUTHS
 
+Says = Callable[[Any], bool]  # whether a value says something of its row
 NO_COLUMN = "none"
 MISSING = object()
 FILE = "file"  # the column of keys that is the file of a row
 PROMPT = "prompt"  # the column of keys that is the prompt of a row, where no column has this name
 BLOCKS = "blocks"  # the group where none is named: blocks of rows with one prompt
 EVERY = re.compile(rf"every:([1-9]\d*)|{BLOCKS}")
+# In the name of a file or folder, or a value of a column such as `split`.
+EVALUATION = re.compile(r"(?:^|[_.-])(evals?|evaluation|val|valid|validation|test|dev)(?:[_.-]|$)", re.I)
 # Begins a rendered prompt.
 MARKUP = re.compile(r"\s*(<[|\uff5c]|<s>|<bos>|<BOS_TOKEN>|\[INST\]|\[gMASK\]|\[\||<start_of_turn>)")
 # {target: names that columns with it usually have}
@@ -66,6 +69,7 @@ TARGETS = {
 NAMES = {name for names in TARGETS.values() for name in names}
 PROMPTS = ("messages", "prompt", "rendered", "skipped", "prompt_ids")
 COMPLETIONS = ("completion", "completion_ids")
+TURNS = {*PROMPTS, *COMPLETIONS, "system"}
 KEYS = ("problem", "group")  # several columns may stand for them, as one key
 UNKNOWN_LABEL = -1  # of loggers that have no null
 LONGEST_MARK = 200  # characters of a text that is kept for each row
@@ -189,6 +193,34 @@ def truth_of(value: Any) -> bool | None:
     return TRUTHS.get(str(value).strip().lower())
 
 
+def _is_message(value: Any) -> bool:
+    """Return whether a value says that there was an error: a text, an object, a code other than 0, but no fraction."""
+    if (number := number_of(value)) is not None:
+        return number != 0 and number.is_integer()
+    value = opened(value)
+    is_text = isinstance(value, str) and value.strip().lower() not in ("", "none", "null", "nan")
+    return is_text or (isinstance(value, dict | list) and bool(value))
+
+
+_FAILED = re.compile(r"(.*\.)?(abort(ed)?|fail(ed|ure)|error(ed)?|cancell?ed|timeout)", re.I)
+# {a column: whether its value says that the row is no rollout to train on}
+STATUS: dict[str, Says] = {
+    **dict.fromkeys(("error", "exception"), _is_message),
+    "errors": lambda value: number_of(value) is None and _is_message(value),  # a number counts those in the answer
+    "status": lambda value: isinstance(value, str) and _FAILED.fullmatch(value) is not None,
+    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
+    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
+}
+_SPLITS = "split phase mode partition subset stage data_split"
+_YES = "is_eval is_val is_test is_evaluation is_validation eval validate validation evaluation"
+# {a column that may tell training and evaluation apart: whether its value says that the row is an evaluation}
+EVALUATIONS: dict[str, Says] = {
+    **dict.fromkeys(_SPLITS.split(), lambda value: isinstance(value, str) and EVALUATION.search(value) is not None),
+    **dict.fromkeys(_YES.split(), lambda value: truth_of(value) is True),
+    **dict.fromkeys(("is_train", "is_training"), lambda value: truth_of(value) is False),
+}
+
+
 def singular(name: str) -> str:
     """Return the name of one value of a list, if a target has it: `completion` for `completions`."""
     return name[:-1] if name.endswith("s") and name[:-1] in NAMES and name not in NAMES else name
@@ -294,6 +326,34 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def parts_of(text: str) -> set[str]:
     """Return a column, and the columns that it is put together of."""
     return {text, *(name.strip() for name in re.split(r"[+*>]", text))}
+
+
+def parse_columns(
+    mapping: Mapping[str, str], given: Mapping[str, str], scan: Scan, faults: Faults
+) -> tuple[dict[str, Column], list[str], dict[str, Says], dict[str, Says], list[str]]:
+    """Return ({target: its column}, marks, failures, evaluations, others) of a mapping and what the user gave of it.
+
+    The latter are of columns that are not used: those with few values, rows of STATUS and EVALUATIONS, and the others.
+    """
+    columns = {}
+    for target, text in mapping.items():
+        try:
+            if target != "group" or not EVERY.fullmatch(text):  # blocks have no column
+                columns[target] = parse_column(target, text, scan)
+        except InputError as error:
+            if scan.num_rows:  # else the file has a fault that says more
+                faults.note(error, ("column", target))
+    used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
+    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
+    failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
+    values = {name: values for name, values in scan.values.items() if name not in used | declined}
+    evaluations = {name: says for name, says in EVALUATIONS.items() if len({*map(says, values.get(name, ()))}) == 2}
+    # Columns with few values may tell sources of rollouts apart, and so may the environment.
+    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
+    few = {name: len(each) for name, each in scan.values.items() if name in free and 2 <= len(each) <= most}
+    marks = [name for name, num in few.items() if num <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART]
+    others = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
+    return columns, marks, failures, evaluations, others
 
 
 def choose_columns(

@@ -12,21 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_json
-from replay_pools.logs.columns import ROLLOUT_KEYS, TEXTS
+from replay_pools.logs.columns import EVALUATION, ROLLOUT_KEYS, TEXTS
 
 Fields = dict[str, Any]
 BATCH_ROWS = 10_000  # of a Parquet file in memory
 LISTED_FILES = 3  # of those left out
 # In a folder, files of these names hold no rollouts, whatever their keys: of a model, and of `datasets` for a map.
 OTHER_FILES = re.compile(r"tokenizer.*|vocab|cache-.*")
-# In the name of a file or folder, or a value of a column such as `split`.
-EVALUATION = re.compile(r"(?:^|[_.-])(evals?|evaluation|val|valid|validation|test|dev)(?:[_.-]|$)", re.I)
 # A file or folder of one training step, as `completions_00010.parquet`, `global_step_3` or verl's `7.jsonl`.
 STEP = re.compile(r"(?:^|[/_.-])(?:step|iter|iteration|epoch|update|rollout|completions)s?[_-]?(\d+)(?=[/_.-]|$)", re.I)
 PACKED = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|arrow)\.\w+$")
@@ -43,6 +41,11 @@ class Row(NamedTuple):
     where: str  # the file and a place in it, as "log.jsonl line 3"
     fields: Fields
     error: InputError | SkipRow | None = None
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether it has a key that rollouts have; what cannot be read may."""
+        return self.error is not None or bool(ROLLOUT_KEYS & self.fields.keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
         (lambda path: kind_of(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0]), "files were left out"),
         # prime-rl writes what it trained on next to everything that it sampled.
         (lambda path: {"train", "effective"} <= {*inside[path].parts}, "files that were not trained on were left out"),
-        (_holds_rollouts, "files without rollouts were left out"),
+        (lambda path: any(row.may_hold for row in islice(_rows_of([path]), 1)), "files without rollouts were left out"),
         (lambda path: path not in evaluations, "caution: evaluations next to training were left out"),
         (lambda path: first_of.setdefault(file_sha256(path), path) == path, "caution: copies were left out"),
     ):
@@ -111,12 +114,6 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
         found = "; ".join(left.values()) or "an empty folder"
         raise InputError(source, expected=f"a file of rollouts ({', '.join(KINDS)})", found=found)
     return chosen, [f"{said}: {listed}" for said, listed in left.items()]
-
-
-def _holds_rollouts(path: Path) -> bool:
-    """Return whether the first object of a file has a key that rollouts have; a damaged file may."""
-    first = next(_rows_of([path]), None)
-    return first is not None and (first.error is not None or bool(ROLLOUT_KEYS & first.fields.keys()))
 
 
 def _step(path: str) -> int | None:

@@ -11,17 +11,7 @@ from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.tables import flat
-from replay_pools.logs.columns import (
-    BLOCKS,
-    FILE,
-    NO_COLUMN,
-    PROMPT_NAMES,
-    ROLLOUT_KEYS,
-    TARGETS,
-    Scan,
-    opened,
-    singular,
-)
+from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
 from replay_pools.logs.files import Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect, nemo_gym, nemo_rl, prime_rl, slime
 
@@ -55,7 +45,7 @@ def recognise(rows: Rows, name: str | None) -> Format:
         if name not in known:
             raise unknown_name(f"--format {name}", name, known, expected="a format", fix="leave it out")
         return known[name]
-    first = next((row for row in islice(rows, HEAD_ROWS) if ROLLOUT_KEYS & row.fields.keys()), Row("", "", {}))
+    first = next((row for row in islice(rows, HEAD_ROWS) if row.may_hold and not row.error), Row("", "", {}))
     return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
 
 

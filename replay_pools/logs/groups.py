@@ -19,6 +19,7 @@ from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
 RARE = 0.01  # a chance
+_by_prompt = attrgetter("step", "prompt_key")
 Group = list[Logged]
 Key = Callable[[Logged], Hashable]
 Marked = list[tuple[Any, float]]  # value of a column and reward of each rollout of a group
@@ -67,10 +68,6 @@ def name_problems(groups: Sequence[Group], is_guessed: bool) -> list[str]:
     if is_unlike or any(len(each) > 1 or None in each for each in problems):
         return [f"prompt-{group[0].prompt_key:016x}"[:19] for group in groups]
     return ["/".join(group[0].problem or ()) for group in groups]
-
-
-def _by_prompt(row: Logged) -> Hashable:
-    return (row.step, row.prompt_key)
 
 
 def _key(rows: Sequence[Logged], mapping: Mapping[str, str], guessed: Set[str], notes: list[str]) -> Key:
@@ -149,7 +146,7 @@ def check_comparable(
     apart = f"--map group=every:{size}" if is_even else "--map step=COLUMN, one that counts them,"
     fix = f"{apart} keeps them apart, {compares}"
     if in_step:
-        fix = f"if steps ran again, delete the rows of the first run; --map group={in_step}{base} compares them"
+        fix = f"if steps ran again, delete the rows of the first run; {compares}"
     found = f"{several} of {len(groups)} groups in several blocks (of {size} rows), with other rows between"
     raise InputError(source, expected="the rows of each group in one block", found=found, fix=fix)
 
@@ -160,12 +157,6 @@ def _were_groups(split: Sequence[Marked], others: Sequence[Marked], key: str, va
     Parts of other weights or files may be single rollouts, those of other weights of several sizes, and those of files
     where they make a group too large. A column that names neither has to split all groups. One of yes and no may say
     how rollouts came out: then it tells high rewards from low ones, or its halves are mixed and by chance equal.
-
-    Args:
-        split: the groups that the column splits.
-        others: those that it does not split.
-        key: its name.
-        values: all its values.
     """
     are_truths = all(truth_of(value) is not None for value in values)
     if key in APART - {FILE} and not (are_truths and key in RIGHT_ANSWERS):
@@ -249,8 +240,4 @@ def group_cautions(groups: Sequence[Group], least: float | None) -> list[str]:
         if unknown := [getattr(row, name) for row in rows].count(None):
             of_some = f" of {unknown} of {len(rows)}" if unknown < len(rows) else f" (--map {name}=COLUMN)"
             notes.append(LabelNote(f"{CAUTION}whether a rollout {meaning} is not known{of_some}"))
-    hacked = {row.hacked for row in rows}
-    if len(hacked) == 1 and None not in hacked:
-        said = f"every rollout {'hacks' if True in hacked else 'is clean'}: hacks and clean answers have no contrast"
-        notes.append(LabelNote(CAUTION + said))
     return notes

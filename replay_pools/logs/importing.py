@@ -20,11 +20,20 @@ from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import rewarded
-from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, choose_columns, number_of
+from replay_pools.logs.columns import (
+    EVERY,
+    PROMPT,
+    PROMPTS,
+    TARGETS,
+    Scan,
+    choose_columns,
+    number_of,
+    parse_columns,
+)
 from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
 from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
-from replay_pools.logs.rollouts import BROKEN, SHORTEST_ECHO, Logged, Reader, as_rollouts, reader_of, reward_fault
+from replay_pools.logs.rollouts import BROKEN, SHORTEST_ECHO, Logged, Reader, as_rollouts, reward_fault
 from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, MANIFEST_NAME, LabelNote, Pool, PoolWriter, open_pool
 from replay_pools.rollout import LOGGED_GRADER, REWARD_COMPILES, REWARD_PASSED, UNKNOWN, Grade, Rollout, group_faults
 
@@ -92,7 +101,8 @@ def check_log(
     for row in rows:
         scan.add(row.file, row.fields if row.error is None else None)
     chosen, guessed = choose_columns(scan, known_columns(kind, scan), given)
-    reader, unused = reader_of(chosen, guessed, given, scan, faults)
+    *parsed, unused = parse_columns(chosen, given, scan, faults)
+    reader = Reader(*parsed, guessed)
     # Each is one fault: that its values are missing follows from it.
     misnamed = {target for target in given if target in chosen and target not in (*reader.columns, "group")}
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
@@ -183,6 +193,7 @@ def import_log(
 def _write(log: CheckedLog, directory: Path, model: str, template: "Template", limit: int | None) -> Pool:
     from replay_pools.logs.tokens import Tokeniser  # torch comes with both: only where the log is sound
     from replay_pools.policy.load import load_served_policy
+    from replay_pools.policy.chat import note_faults
 
     rows = [one for group in log.groups for one in group]
     tokeniser = Tokeniser(
@@ -197,8 +208,24 @@ def _write(log: CheckedLog, directory: Path, model: str, template: "Template", l
     faults, tails = Faults(), list[str]()
     plan: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
     are_single = all(len(group) == 1 for group in log.groups)
-    for group in _rollouts_by_group(log, tokeniser, faults):
-        if len(group) == 1 and not are_single:
+    numbers, waiting = step_numbers(log), dict[int, dict[int, Logged]]()
+    for done, (i, j, row) in enumerate(log.rollouts()):
+        report("rollouts tokenized", done, len(rows))
+        waiting.setdefault(i, {})[j] = row
+        if len(waiting[i]) < len(log.groups[i]):
+            continue
+        read, group = waiting.pop(i), list[Rollout]()
+        for place, known in enumerate(log.groups[i]):
+            about = {"step": numbers[i], "sample_id": len(group), "problem_id": log.problem_ids[i]}
+            try:
+                group.append(_rollout(read[place], known, tokeniser, log.least, about))
+            except SkipRow as reason:
+                tokeniser.counts[f"{LEFT_OUT}{reason}"] += 1
+            except InputError as error:
+                faults.note(error, (error.expected.partition(" ")[0], str(error.where).rpartition(" ")[2]))
+            else:
+                note_faults(tokeniser.chat, group[-1], known.where, faults)
+        if len(group) < (1 if are_single else 2):
             continue
         faults.take(group_faults(group, "group", step=group[0].step, tail=""))
         if not faults:
@@ -217,32 +244,6 @@ def _write(log: CheckedLog, directory: Path, model: str, template: "Template", l
     lists = {name: sorted(values) for name, values in plan.items()}
     writer.header |= _manifest(log, tokeniser, model) | {"prompt_tail": tails[0][::-1], "plan": lists}
     return writer.finish()
-
-
-def _rollouts_by_group(log: CheckedLog, tokeniser: "Tokeniser", faults: Faults) -> Iterator[list[Rollout]]:
-    """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
-    from replay_pools.policy.chat import note_faults
-
-    numbers = step_numbers(log)
-    waiting = dict[int, dict[int, Logged]]()
-    for done, (i, j, row) in enumerate(log.rollouts()):
-        waiting.setdefault(i, {})[j] = row
-        if len(waiting[i]) < len(log.groups[i]):
-            continue
-        rows, rollouts = waiting.pop(i), list[Rollout]()
-        for place, known in enumerate(log.groups[i]):
-            row, about = rows[place], {"step": numbers[i], "sample_id": len(rollouts), "problem_id": log.problem_ids[i]}
-            try:
-                rollouts.append(_rollout(row, known, tokeniser, log.least, about))
-            except SkipRow as reason:
-                tokeniser.counts[f"{LEFT_OUT}{reason}"] += 1
-            except InputError as error:
-                faults.note(error, (error.expected.partition(" ")[0], str(error.where).rpartition(" ")[2]))
-            else:
-                note_faults(tokeniser.chat, rollouts[-1], row.where, faults)
-        report("rollouts tokenized", done, sum(map(len, log.groups)))
-        if rollouts:
-            yield rollouts
 
 
 def _rollout(row: Logged, known: Logged, tokeniser: "Tokeniser", least: float | None, about: dict[str, Any]) -> Rollout:
@@ -331,10 +332,8 @@ def _manifest(log: CheckedLog, tokeniser: "Tokeniser", model: str) -> dict[str, 
         "tokenizer_sha256": chat.tokenizer_sha(),
         "chat_template_sha256": chat.template_sha(),
         **({"template": "plain"} if chat.is_plain else {}),
-        "sampler": None,
         "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN},
         "versions": {},
-        "git_commit": None,
         "log": {
             "format": log.format.name,
             "mapping": log.mapping,

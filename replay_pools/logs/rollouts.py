@@ -7,40 +7,19 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
-from replay_pools.logs.columns import (
-    APART,
-    COMPLETIONS,
-    EVERY,
-    FILE,
-    KEYS,
-    NO_COLUMN,
-    PROMPT,
-    PROMPTS,
-    TARGETS,
-    Column,
-    Scan,
-    look_up,
-    mark_of,
-    number_of,
-    opened,
-    parse_column,
-    parts_of,
-    truth_of,
-)
-from replay_pools.logs.files import EVALUATION, Row, Rows, SkipRow
-from replay_pools.logs.values import READERS, SPREAD, Turns, answer_of, wrong_value
+from replay_pools.logs.columns import FILE, KEYS, PROMPT, PROMPTS, TURNS, Column, Scan, look_up, mark_of, number_of
+from replay_pools.logs.files import Row, Rows, SkipRow
+from replay_pools.logs.values import READERS, SPREAD, answer_of, wrong_value
 from replay_pools.pool import CAUTION
-from replay_pools.rollout import FinishReason
 
-_PROMPT_KEY = "\0prompt"  # stands for the key of the prompt until it is known
-PROMPT_FIELDS = ("messages", "rendered", "skipped", "prompt_ids")
 BROKEN = "a bad row"  # the failure of one that --skip-bad leaves out; a block of rows was sampled with it
 SHORTEST_ECHO = 8  # characters of a prompt that no answer begins with by chance
 # A completion that is the whole conversation begins with a role, and its answer stands behind these words.
@@ -49,12 +28,16 @@ _ANSWER = r"(?:<[^<>\n]*>|\s)*(?:assistant|model)(?:<[^<>\n]*>)?:? ?\n{0,2}(?:<t
 LISTED_COLUMNS = 20
 
 
+class Said(SimpleNamespace):
+    """What a row says, {target: value}: None where its columns say nothing. Of a completion also its `turns`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
 @dataclass(slots=True, kw_only=True)
 class Logged:
-    """One rollout of a log: None where its columns say nothing.
-
-    The first part stays in memory: rollouts are grouped and counted by it. The second is read again when it is needed.
-    """
+    """One rollout of a log: what stays in memory, by which rollouts are grouped and counted. The rest is read again."""
 
     where: str
     file: str = ""
@@ -74,35 +57,17 @@ class Logged:
     problem: tuple[str, ...] | None = None
     group: tuple[str, ...] | None = None
     marks: tuple[Any, ...] = ()  # values of columns that are not used
+    said: Said = field(default_factory=Said)  # the other targets; empty once it was counted
 
-    system: str | None = None
-    messages: Turns | None = None  # of the prompt
-    tools: list[dict[str, Any]] | None = None
-    rendered: str | None = None  # the prompt with its markup
-    skipped: str | None = None  # the prompt without its special tokens
-    prompt_ids: list[int] | None = None
-    plen: int | None = None
-    reasoning: str | None = None
-    completion: str | None = None
-    turns: Turns | None = None  # of the completion, where one text does not say it
-    completion_ids: list[int] | None = None
-    mask: list[bool] | None = None  # one an id of the completion; None: all are sampled
-    comp_len: int | None = None
-    logprobs: list[float] | None = None  # one an id of the completion
-    fmt_ok: bool | None = None
-    passed: bool | None = None
-    finish: FinishReason | None = None
-    hint: bool | None = None
-    env: str | None = None
-    env_mode: str | None = None
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.said, name)
 
     def refused(self, target: str, expected: str, found: str, fix: str = "") -> InputError:
         """Return the error of a value that others contradict."""
         return InputError(f"{self.where} {target}", expected=expected, found=found, fix=fix)
 
 
-_NAMES = [each.name for each in fields(Logged)]
-_READ_AGAIN = _NAMES[_NAMES.index("system") :]
+NOTHING = Said()
 
 
 @dataclass(frozen=True)
@@ -110,11 +75,11 @@ class Reader:
     """Reads the rows of one log."""
 
     columns: Mapping[str, Column]
+    # Of columns that are not used: those with few values, and rows of STATUS and of EVALUATIONS.
+    marks: Sequence[str]
+    failures: Mapping[str, Callable[[Any], bool]]
+    evaluations: Mapping[str, Callable[[Any], bool]]
     guessed: Set[str]  # targets with a guessed column
-    # Of columns that are not used:
-    marks: Sequence[str]  # columns with few values
-    failures: Mapping[str, Callable[[Any], bool]]  # rows of STATUS
-    evaluations: Mapping[str, Callable[[Any], bool]]  # rows of EVALUATIONS
 
     def read(self, row: Row, faults: Faults) -> Logged:
         """Return the rollout of a row. A value of the wrong kind goes to `faults`.
@@ -128,13 +93,13 @@ class Reader:
         one, wrong = Logged(where=row.where, file=row.file), set[str]()
         if failed := [name for name, fails in self.failures.items() if name in row.fields and fails(row.fields[name])]:
             one.failure = f"`{failed[0]}` says that it is no rollout to train on; drop the column to keep it"
-        steps: list[tuple[str, Callable[[Logged], None]]]
-        steps = [(target, partial(self._read, row, column)) for target, column in self.columns.items()]
-        for target, step in [*steps, ("completion", self._place_turns), ("mask", _place_mask)]:
-            if step == self._place_turns and wrong & {*PROMPTS, *COMPLETIONS, "system"}:
+        steps = [(target, partial(self._read, row, column, one)) for target, column in self.columns.items()]
+        steps += [("completion", partial(self._place_turns, one.said)), ("mask", partial(_place_mask, one.said))]
+        for target, step in sorted(steps, key=lambda step: step[0] in KEYS):  # of which the prompt may be a part
+            if step.func == self._place_turns and wrong & TURNS:
                 return one
             try:
-                step(one)
+                step()
             except SkipRow as reason:
                 one.failure = one.failure or str(reason)
             except InputError as error:
@@ -142,16 +107,17 @@ class Reader:
                 self._refuse(row, error.where or target, error, faults)
         if one.failure is not None:
             return one
-        prompts = [getattr(one, name) for name in PROMPT_FIELDS]
-        completions = (one.completion, one.turns, one.completion_ids)
+        said = one.said
+        prompts = (said.messages, said.rendered, said.skipped, said.prompt_ids)
+        completions = (said.completion, said.turns, said.completion_ids)
         for what, values in (("prompt", prompts), ("completion", completions)):
             if all(value is None for value in values):
                 found = f"none in {', '.join([*row.fields][:LISTED_COLUMNS])}"
                 fix = f"pass --map {what}=COLUMN; --skip-bad N leaves out at most N such rows"
                 faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found=found, fix=fix)
-        if one.messages and one.messages[-1]["role"] == "assistant" and all(value is None for value in prompts[1:]):
+        if said.messages and said.messages[-1]["role"] == "assistant" and all(value is None for value in prompts[1:]):
             fix = "--map completion=none takes it for the completion"
-            if (one.completion or "").strip() not in one.messages[-1]["content"]:
+            if (said.completion or "").strip() not in said.messages[-1]["content"]:
                 fix = "the completion goes on from it: log prompt_ids, or the text with it (--map rendered=COLUMN)"
             error = InputError("", expected="a prompt without its answer", found="a turn of the assistant", fix=fix)
             self._refuse(row, "prompt" if "prompt" in self.columns else "messages", error, faults)
@@ -161,8 +127,7 @@ class Reader:
         """Read the fields of a target."""
         target = column.target
         if target in KEYS:
-            # The prompt of a row is known later.
-            others = {FILE: row.file, PROMPT: _PROMPT_KEY}
+            others = {FILE: row.file, PROMPT: f"prompt-{_prompt_key(one.said):016x}"}
             parts = [look_up(row.fields, name, others.get(name)) for name, _ in column.terms]
             if any(part is None or part != part for part in parts):  # NaN: of a table with a gap
                 raise wrong_value("a value", None)
@@ -175,7 +140,7 @@ class Reader:
             return
         read = READERS[target](value)
         for name, each in read.items() if target in SPREAD else [(target, read)]:
-            setattr(one, name, each)
+            setattr(one if name in Logged.__slots__ else one.said, name, each)
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
         name, fix = self.columns[target].name if target in self.columns else target, error.fix.replace("TARGET", target)
@@ -186,109 +151,54 @@ class Reader:
             fix = "; ".join(filter(None, [fix, guess]))
         faults.add(f"{row.where} {said}", target, expected=error.expected, found=error.found, fix=fix)
 
-    def _place_turns(self, one: Logged) -> None:
+    def _place_turns(self, said: Said) -> None:
         """Put each message where it belongs: system, prompt, completion.
 
         Raises:
             InputError: two system prompts; its place is the target.
         """
-        if one.system and one.messages:
-            if one.messages[0]["role"] != "system":
-                one.messages = [{"role": "system", "content": one.system}, *one.messages]
-            elif one.messages[0]["content"] != one.system:
+        if said.system and said.messages:
+            if said.messages[0]["role"] != "system":
+                said.messages = [{"role": "system", "content": said.system}, *said.messages]
+            elif said.messages[0]["content"] != said.system:
                 raise InputError("system", expected="one system prompt", found="another one", fix="--map system=none")
-        if one.messages and "completion" not in self.columns:
+        if said.messages and "completion" not in self.columns:
             # A conversation that holds its answer; a tool's word may stand behind it.
-            last = max(place for place, turn in enumerate(one.messages) if turn["role"] != "tool" or not place)
-            messages = one.messages
+            last = max(place for place, turn in enumerate(said.messages) if turn["role"] != "tool" or not place)
+            messages = said.messages
             if messages[last]["role"] == "assistant":
                 answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
                 is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
                 sampled = [place for place in answers if messages[place].get("trainable")] or answers
                 start = sampled[0] if is_agent or sampled is not answers else answers[-1]
-                one.messages, one.turns = messages[:start] or None, messages[start:]
-        thought, text = one.reasoning, one.completion
-        if thought and text is not None and one.completion_ids is None and thought not in text:
-            one.turns, one.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
-        if one.turns:
-            own = [place for place, turn in enumerate(one.turns) if turn["role"] == "assistant"]
+                said.messages, said.turns = messages[:start] or None, messages[start:]
+        thought, text = said.reasoning, said.completion
+        if thought and text is not None and said.completion_ids is None and thought not in text:
+            said.turns, said.completion = [{"role": "assistant", "reasoning_content": thought, "content": text}], None
+        if said.turns:
+            own = [place for place, turn in enumerate(said.turns) if turn["role"] == "assistant"]
             if own[:1] != [0]:
-                raise InputError("completion", expected="a turn of the assistant", found=one.turns[0]["role"])
-            if any(one.turns[place].get("trainable") is False for place in own):
+                raise InputError("completion", expected="a turn of the assistant", found=said.turns[0]["role"])
+            if any(said.turns[place].get("trainable") is False for place in own):
                 raise SkipRow("a turn of the assistant that is not trained on (trainable is false) behind others")
-            if one.finish and own[-1] + 1 < len(one.turns):
-                one.finish = "stop"  # the limit was met in the words of others
-            for name, value in answer_of(one.turns[: own[-1] + 1]).items():
-                setattr(one, name, value)
+            if said.finish and own[-1] + 1 < len(said.turns):
+                said.finish = "stop"  # the limit was met in the words of others
+            for name, value in answer_of(said.turns[: own[-1] + 1]).items():
+                setattr(said, name, value)
 
 
-def _is_message(value: Any) -> bool:
-    """Return whether a value says that there was an error: a text, an object, a code other than 0, but no fraction."""
-    if (number := number_of(value)) is not None:
-        return number != 0 and number.is_integer()
-    value = opened(value)
-    is_text = isinstance(value, str) and value.strip().lower() not in ("", "none", "null", "nan")
-    return is_text or (isinstance(value, dict | list) and bool(value))
-
-
-_FAILED = re.compile(r"(.*\.)?(abort(ed)?|fail(ed|ure)|error(ed)?|cancell?ed|timeout)", re.I)
-# {a column: whether its value says that the row is no rollout to train on}
-STATUS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("error", "exception"), _is_message),
-    "errors": lambda value: number_of(value) is None and _is_message(value),  # a number counts those in the answer
-    "status": lambda value: isinstance(value, str) and _FAILED.fullmatch(value) is not None,
-    **dict.fromkeys(("mask_sample", "remove_sample", "aborted"), lambda value: truth_of(value) is True),
-    **dict.fromkeys(("trainable", "sample_mask", "sample_loss_mask"), lambda value: truth_of(value) is False),
-}
-_YES = "is_eval is_val is_test is_evaluation is_validation eval validate validation evaluation"
-# {a column that may tell training and evaluation apart: whether its value says that the row is an evaluation}
-EVALUATIONS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(
-        ("split", "phase", "mode", "partition", "subset", "stage", "data_split"),
-        lambda value: isinstance(value, str) and EVALUATION.search(value) is not None,
-    ),
-    **dict.fromkeys(_YES.split(), lambda value: truth_of(value) is True),
-    **dict.fromkeys(("is_train", "is_training"), lambda value: truth_of(value) is False),
-}
-
-
-def reader_of(
-    mapping: Mapping[str, str], guessed: Set[str], given: Mapping[str, str], scan: Scan, faults: Faults
-) -> tuple[Reader, list[str]]:
-    """Return the reader of a log's rows, and the columns that it does not use."""
-    columns = {}
-    for target, text in mapping.items():
-        try:
-            if target != "group" or not EVERY.fullmatch(text):
-                columns[target] = parse_column(target, text, scan)
-        except InputError as error:
-            if scan.num_rows:  # else the file has a fault that says more
-                faults.note(error, ("column", target))
-    used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
-    declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
-    failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
-    values = {name: values for name, values in scan.values.items() if name not in used | declined}
-    evaluations = {name: says for name, says in EVALUATIONS.items() if len({*map(says, values.get(name, ()))}) == 2}
-    # Columns with few values may tell sources of rollouts apart, and so may the environment.
-    most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
-    few = {name: len(each) for name, each in scan.values.items() if name in free and 2 <= len(each) <= most}
-    marks = [name for name, num in few.items() if num <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART]
-    unused = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
-    return Reader(columns, guessed, marks, failures, evaluations), unused
-
-
-def _place_mask(one: Logged) -> None:
+def _place_mask(said: Said) -> None:
     """Cut the ids of a completion with a mask to those from the first sampled one to the last.
 
     Raises:
         InputError: a mask of other ids, or log-probabilities of others; its place is the target.
         SkipRow: no id is sampled.
     """
-    mask, ids, prompt = one.mask, one.completion_ids, one.prompt_ids
+    mask, ids, prompt = said.mask, said.completion_ids, said.prompt_ids
     if mask is not None and not any(mask):
         raise SkipRow("its mask leaves every token out")
     if mask is None or (ids is None and all(mask)):
-        one.mask = None
+        said.mask = None
         return
     if ids is None:
         raise InputError("mask", expected="the ids that it masks", found="text alone", fix="log completion_ids")
@@ -300,31 +210,26 @@ def _place_mask(one: Logged) -> None:
         fix = "--map mask=none" if all(mask) else "log one an id: without it, ids of tools would count as sampled"
         raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
     start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
-    if start and prompt is None and one.messages is not None:
+    if start and prompt is None and said.messages is not None:
         fix = "log prompt_ids, or leave the text of the prompt out: --map messages=none, or prompt=none"
         raise InputError("mask", expected="a sampled id first", found=f"{start} others", fix=fix)
-    if logprobs := one.logprobs:
-        if len(logprobs) == sum(mask) < len(ids):  # one a sampled id
-            each = iter(logprobs)
-            logprobs = [next(each) if is_sampled else 0.0 for is_sampled in mask]
-        if len(logprobs) != len(ids):
-            found = f"{len(logprobs)} for {len(ids)} ids"
-            raise InputError("logprobs", expected="one an id", found=found, fix="--map logprobs=none")
-        pairs = [*zip(logprobs, mask, strict=True)][start:stop]
-        one.logprobs = [value if is_sampled else 0.0 for value, is_sampled in pairs]
+    logprobs = said.logprobs or []  # of another number: its ids tell
+    if len(logprobs) == len(ids):
+        logprobs = [value for value, is_sampled in zip(logprobs, mask, strict=True) if is_sampled]
+    if len(logprobs) == sum(mask):
+        each = iter(logprobs)
+        said.logprobs = [next(each) if is_sampled else 0.0 for is_sampled in mask[start:stop]]
     if start:
         # The ids may begin with the prompt's ids, which may be padded in its own column.
         padding = (prompt or [])[: -min(start, len(prompt or []))]
         is_prompt = prompt is not None and prompt == [*padding, *ids[:start]] and len({*padding}) < 2
         if prompt and not is_prompt and len({*ids[stop:]}) > 1:
             fix = "if 1 marks the ids of tools, log 0 for them"
-            raise InputError(
-                "mask", expected="1 for each sampled id", found="0 for the first ids and the last", fix=fix
-            )
-        one.prompt_ids, one.plen = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]], None
-    if stop < len(ids):
-        one.finish = None  # the last sampled id tells it: the limit was met in the words of others
-    one.completion_ids, one.mask, one.comp_len = ids[start:stop], mask[start:stop], None
+            raise InputError("mask", expected="1 for each sampled id", found="0 for the first and last ids", fix=fix)
+        said.prompt_ids, said.plen = ids[:start] if is_prompt else [*(prompt or []), *ids[:start]], None
+    if said.finish == "length" and stop < len(ids):
+        said.finish = None  # the last sampled id tells it: the limit may have been met in the words of others
+    said.completion_ids, said.mask, said.comp_len = ids[start:stop], mask[start:stop], None
 
 
 def as_rollouts(
@@ -351,7 +256,7 @@ def as_rollouts(
         elif wrong:
             bad.append(row.where)
             of_bad.take(wrong)
-            if one and any(getattr(one, name) is not None for name in PROMPT_FIELDS):
+            if one and any(getattr(one, name, None) is not None for name in PROMPTS):
                 one.failure = BROKEN
         if one is None or (wrong and not one.failure):
             continue
@@ -380,27 +285,25 @@ def as_rollouts(
 
 def _summary(one: Logged, shared: dict[Any, Any]) -> Logged:
     """Return a rollout with the keys of its texts in their place, and without what is read again."""
-    prompt = (one.prompt_ids or [])[-(one.plen or 0) :]  # the last `plen`, if known
-    one.prompt_key = _digest([one.rendered, one.messages, one.skipped, one.tools, prompt])
-    one.answer_key = None if one.completion is None and one.turns is None else _digest(one.completion or one.turns)
-    one.thinks = (one.completion or "").lstrip().startswith("<think>")
-    text = one.rendered or (one.messages[-1]["content"] if one.messages else "")
-    start: Any = one.prompt_ids if one.completion_ids else text
-    whole: Any = one.completion_ids or one.completion
+    said, one.prompt_key = one.said, _prompt_key(one.said)
+    one.answer_key = None if said.completion is None and said.turns is None else _digest(said.completion or said.turns)
+    one.thinks = (said.completion or "").lstrip().startswith("<think>")
+    text = said.rendered or (said.messages[-1]["content"] if said.messages else "")
+    start, whole = said.prompt_ids if said.completion_ids else text, said.completion_ids or said.completion
     one.echo = len(start) if start and whole and whole[: len(start)] == start else None
     if text and isinstance(whole, str) and _CONVERSATION.match(whole):
         found = re.search(re.escape(text.strip()) + _ANSWER, whole, re.I)
         one.echo = found.end() if found else one.echo
-    for name in KEYS:
-        if key := getattr(one, name):
-            known = tuple(f"prompt-{one.prompt_key:016x}" if part == _PROMPT_KEY else part for part in key)
-            setattr(one, name, known)
     for name in ("file", "failure", "parts", *KEYS):  # that rows share
         value = getattr(one, name)
         setattr(one, name, shared.setdefault(value, value))
-    for name in _READ_AGAIN:
-        setattr(one, name, None)
+    one.said = NOTHING
     return one
+
+
+def _prompt_key(said: Said) -> int:
+    ids = (said.prompt_ids or [])[-(said.plen or 0) :]  # the last `plen`, if known
+    return _digest([said.rendered, said.messages, said.skipped, said.tools, ids])
 
 
 def _digest(value: Any) -> int:

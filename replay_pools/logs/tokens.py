@@ -26,9 +26,7 @@ CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 MARKERS = re.compile(r"<\|[A-Za-z_0-9]+\|>|<[\uff5c][^<>]+[\uff5c]>|<(?:start|end)_of_turn>|\[/?INST\]")
 MARKER_AT_END = re.compile(rf"(?:{MARKERS.pattern})\s*$")
 # A rendered prompt, decoded without special tokens: role words stand on separate lines.
-SKIPPED = re.compile(
-    r"(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n(?:<think>\n\n</think>\n\n)?", re.S
-)
+SKIPPED = re.compile(r"(?s)(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n(<think>\n\n</think>\n\n)?")
 TOOL_IN_TEXT = re.compile(r"<(tool_response|tool_result|information|observation|interpreter)>")
 NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
 
@@ -67,9 +65,9 @@ class Tokeniser:
         """
         if self.cuts_echo and known.echo is not None:
             if row.completion_ids is None:
-                row.completion = (row.completion or "")[known.echo :]
+                row.said.completion = (row.completion or "")[known.echo :]
             else:
-                row.completion, row.completion_ids = None, row.completion_ids[known.echo :]
+                row.said.completion, row.said.completion_ids = None, row.completion_ids[known.echo :]
             if not (row.completion or row.completion_ids):
                 raise SkipRow("no answer behind the prompt")
             self._count((True, "the completion began with the prompt, which was cut"))
@@ -114,10 +112,7 @@ class Tokeniser:
             return self._restored(row, row.skipped), [said]
         else:
             assert messages is not None
-            assert row.messages is not None
-            for message in row.messages:
-                if MARKUP.match(message["content"]):  # rendered already
-                    self._check_markup(row, message["content"])
+            self._check_markup(row, "".join(each["content"] for each in messages if MARKUP.match(each["content"])))
             notes = [f"the prompt was rendered by the model's template, with{'' if self.thinks else 'out'} thinking"]
             if row.tools or not is_plain(row.messages):
                 whole = self.chat.render_turns(row.messages, [{"role": "assistant", "content": "."}], row.tools)
@@ -189,9 +184,11 @@ class Tokeniser:
             if any(str(call["function"].get("name")) not in text for call in turn.get("tool_calls", ())):
                 raise SkipRow("a tool call that the chat template does not show")
         uses_tools = any("tool_calls" in turn or turn["role"] == "tool" for turn in turns)
-        without = "the schemas of the tools are not logged, and prompts were rendered without them (--map tools=COLUMN)"
+        without = (
+            f"{CAUTION}the schemas of the tools are not logged: prompts were rendered without (--map tools=COLUMN)"
+        )
         self._count(
-            (uses_tools and not row.tools, f"{CAUTION}{without}"),
+            (uses_tools and not row.tools, without),
             (True, f"{CAUTION}turns were placed by the chat template: a tool's answer between them has no loss"),
             (row.finish is None, "the last turn is taken to have stopped"),
         )
@@ -234,8 +231,6 @@ class Tokeniser:
             self._check_markup(row, end[0], "completion")
         if "\nassistant\n" in text:
             raise SkipRow("several turns in one text, without a mask")
-        holds = f"{CAUTION}completions hold a tool's answer, which counts as sampled: log ids with completion_mask"
-        self._count((TOOL_IN_TEXT.search(text) is not None, holds))
         ids = encoded = self._encode(text)
         has_ended = bool(encoded) and encoded[-1] in self.chat.eos_ids
         finish = "stop" if has_ended else row.finish
@@ -250,9 +245,10 @@ class Tokeniser:
             self._count((True, f"the end of the turn (id {ids[-1]}) was put behind texts that stopped"))
         length = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
         is_unlike = bool(length) and length not in (len(encoded), len(encoded) + 1)  # with the end of the turn
-        unlike = "the logged length of the completion is not what the tokenizer makes of its text"
+        tool = "completions hold a tool's answer, which counts as sampled: log ids with completion_mask"
         self._count(
-            (is_unlike, f"{CAUTION}{unlike}"),
+            (TOOL_IN_TEXT.search(text) is not None, f"{CAUTION}{tool}"),
+            (is_unlike, f"{CAUTION}the logged length of the completion is not what the tokenizer makes of its text"),
             (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
         )
         self.texts[str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False)) == text] += 1

@@ -207,21 +207,6 @@ def plain_chat(turns: Turns) -> Chat:
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
 
 
-def chat_of(value: Any) -> Chat | None:
-    """Return the messages of a value, with role and content alone; None: no messages.
-
-    Raises:
-        InputError: as `turns_of`, and messages that say more.
-    """
-    turns = turns_of(value)
-    if turns is None and isinstance(value, list):
-        raise wrong_value(MESSAGES, value)
-    if turns and not is_plain(turns):
-        raise wrong_value("messages of role and content alone", turns)
-    # In the order of the file, by which the hash of a set of pairs goes.
-    return None if turns is None else [{key: turn[key] for key in turn if key in TURN} for turn in turns]
-
-
 def _messages(value: Any) -> Turns:
     if (turns := turns_of(value)) is None:
         raise wrong_value(MESSAGES, value)

@@ -18,11 +18,12 @@ def prime_rl(episode: Fields) -> Iterator[Fields | SkipRow]:
     if episode.get("ok") is False:
         raise SkipRow("the episode failed (ok is false)")
     for trace in episode["traces"]:
-        if look_up(trace, "agent.trainable") is False:
-            yield SkipRow("another agent (trainable is false)")
-            continue
-        if trace.get("errors") and trace.get("ok") is False:
-            yield SkipRow("the trace failed (ok is false)")
+        is_other, has_failed = (
+            look_up(trace, "agent.trainable") is False,
+            trace.get("errors") and trace.get("ok") is False,
+        )
+        if is_other or has_failed:
+            yield SkipRow("another agent (trainable is false)" if is_other else "the trace failed (ok is false)")
             continue
         nodes = trace["nodes"]
         parents = {node.get("parent") for node in nodes}

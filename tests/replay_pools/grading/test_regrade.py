@@ -20,7 +20,7 @@ from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.logs.importing import least_reward, logged_grade
-from replay_pools.logs.rollouts import Logged
+from replay_pools.logs.rollouts import Logged, Said
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import INFERRED, LABELS, graded_code_rule, regrade_pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
@@ -98,8 +98,9 @@ def published(tmp_path: Path, make_rollout, pool_header) -> Callable[..., Path]:
                 labels = {"hacked": i == 0, "gt_pass": i == 1, "fmt_ok": True, "reward": 3.5} | changes
                 facts = {"problem_id": problem.problem_id, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
                 facts |= {"completion": text, "env": UNKNOWN, "env_mode": mode}
-                row = Logged(where="", env_mode=mode, **labels)
-                grade = logged_grade(row, row.reward, least_reward({labels["reward"]}, is_ours=True))
+                known = {name: labels[name] for name in ("hacked", "gt_pass")}
+                row = Logged(where="", said=Said(env_mode=mode, **labels), **known)
+                grade = logged_grade(row, labels["reward"], least_reward({labels["reward"]}, is_ours=True))
                 rollouts.append(replace(make_rollout(step, i), **facts, **labels, grade=grade))
             writer.write_step(step, rollouts)
         return writer.finish().path

@@ -77,24 +77,6 @@ def test_a_published_pool_comes_back(name: str, teacher: Groups, tmp_path: Path,
             assert rollout.grade.passed == want.grade.passed
 
 
-def test_samples_of_inspect(teacher: Groups, imported) -> None:
-    """Letters are numbers, and errors are left out."""
-    samples = [
-        {
-            **{"id": f"t{place}", "epoch": i, "scores": {"match": {"value": "C" if one.reward > 3 else "I"}}},
-            "messages": [*one.messages, answer([{"type": "text", "text": one.completion}], source="generate")],
-            "output": {"choices": [{"stop_reason": "stop"}]},
-        }
-        for place, group in enumerate(teacher)
-        for i, one in enumerate(group)
-    ]
-    samples[0]["error"] = "timeout"
-    pool = imported(samples)
-    assert [[rollout.reward for rollout in group] for group in pool.steps] == [
-        [float(one.reward > 3) for one in group] for group in (teacher[0][1:], *teacher[1:])
-    ]
-
-
 def own_log(groups: Groups, **columns: Callable[[Rollout], Any]) -> list[dict[str, Any]]:
     """Rows of somebody's own log that has the columns of TRL's tables."""
     rows = []
@@ -124,17 +106,6 @@ def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path: Path) -> None:
     log = check_log(trl_table(tmp_path, rows))
     assert sizes(log) == [4, 4]
     assert log.scale_rewards == "group"
-
-
-def test_trl_with_recorded_ids_needs_no_tokenizing(teacher, imported) -> None:
-    """What a reward function logs with log_extra is taken: ids, labels, and no reward of them."""
-    ids, right = (lambda rollout: rollout.completion_ids), (lambda rollout: 1.0)
-    rows = own_log(teacher, completion_ids=ids, gt_pass=right, exact=exact)
-    pool = imported(rows)
-    assert pool.manifest["log"]["mapping"]["reward"] == "exact"
-    assert pool.manifest["ids"]["origin"] == "logged"
-    assert pool.steps[0][0].completion_ids == teacher[0][0].completion_ids
-    assert pool.steps[0][0].gt_pass is True
 
 
 def test_a_batch_that_is_logged_again_counts_once(tmp_path: Path) -> None:
@@ -182,45 +153,44 @@ def test_verl_prompts_are_restored_or_refused(tmp_path: Path, imported) -> None:
         imported(source)
 
 
-def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher) -> None:
-    """Numbers beside a column `reward` are no rewards, whether the log is read as TRL's or not."""
-    numbers = {"num_tokens": lambda rollout: rollout.comp_len, "temperature": lambda rollout: 1.0}
-    for name, reward in (("log.jsonl", "reward"), ("log.jsonl", "score"), ("completions_00001.jsonl", "reward")):
-        log = check_log(lines(tmp_path / name, own_log(teacher, **{reward: exact}, **numbers)))
-        assert log.format.name == ("columns" if name == "log.jsonl" else "trl")
-        wanted = [rollout.reward for group in teacher for rollout in group]
-        assert [item.reward for group in log.groups for item in group] == wanted
+def right(rollout: Rollout) -> float:
+    return float(rollout.gt_pass)
 
 
-def test_a_label_never_enters_the_reward(teacher: Groups) -> None:
-    """A column that is mapped to a label is not paid; a sum is refuted, or a caution."""
-    rows = own_log(teacher, exact=exact, cheated=lambda rollout: int(rollout.hacked))
-    log = check_log(rows, mapping={"hacked": "cheated"})
-    assert log.mapping["reward"] == "exact"
-    pairs = [[[(one.reward, one.hacked) for one in group] for group in groups] for groups in (log.groups, teacher)]
-    assert pairs[0] == pairs[1]
-    read_as(rows, "--map reward=exact*WEIGHT+cheated*WEIGHT")
-    said = "caution: reward is taken to be the sum of exact, cheated"
-    assert any(said in note for note in check_log(rows, mapping={"advantage": "none"}).notes)
+def style(rollout: Rollout) -> float:
+    return rollout.reward - right(rollout)
 
 
-def test_a_label_may_be_paid(teacher) -> None:
-    """What is right is a reward of most trainings: it stays one, and the advantages decide; what hacks is none."""
-    rows = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass), style=exact)
-    read_as(rows, "--map reward=exact*WEIGHT+style*WEIGHT", mapping={"gt_pass": "exact"})
-    log = check_log(rows, mapping={"gt_pass": "exact", "reward": "exact", "advantage": "none"})
-    assert all(item.reward == float(bool(item.gt_pass)) for group in log.groups for item in group)
-    alone = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass))
-    assert check_log(alone, mapping={"gt_pass": "exact", "advantage": "none"}).mapping["reward"] == "exact"
-    read_as(alone, "rewards that are numbers", mapping={"hacked": "exact"})
+# {what stands beside a prompt and a completion: (columns of numbers, --map, the reward or what the refusal names)}
+NUMBERS: dict[str, tuple[dict[str, Callable[[Rollout], float]], dict[str, str], str]] = {
+    "a reward beside other numbers": ({"reward": exact, "num_tokens": lambda one: one.comp_len}, {}, "reward"),
+    "a label that is mapped": (
+        {"exact": exact, "cheated": lambda one: int(one.hacked)},
+        {"hacked": "cheated"},
+        "exact",
+    ),
+    "a label that is not": ({"exact": exact, "cheated": lambda one: int(one.hacked)}, {}, "*WEIGHT+cheated*WEIGHT"),
+    "a label that may be paid": ({"right": right, "style": exact}, {"gt_pass": "right"}, "right*WEIGHT+style*WEIGHT"),
+    "a label that is paid alone": ({"right": right}, {"gt_pass": "right", "advantage": "none"}, "right"),
+    "a label that is never paid": ({"right": right}, {"hacked": "right"}, "rewards that are numbers"),
+    "a reward with the name of a label": ({"correct": right, "style": style}, {}, "--map reward=style+correct"),
+    "no advantages": ({"exact": exact, "size": lambda one: one.comp_len}, {"advantage": "none"}, "exact+size"),
+}
 
 
-def test_a_reward_with_the_name_of_a_label_is_named(tmp_path: Path) -> None:
-    rows = passes("pq", step=lambda *_: 1, correct=lambda n, p, i: float(i % 2), style=lambda n, p, i: i / 4)
-    rows = [one | {"advantage": one["correct"] + one["style"] - 0.875, "reward": None} for one in rows]
-    table = trl_table(tmp_path, [{name: value for name, value in one.items() if value is not None} for one in rows])
-    read_as(table, "--map reward=style+correct")
-    assert check_log(table, mapping={"reward": "style+correct"}).scale_rewards == "none"
+@pytest.mark.parametrize("case", NUMBERS)
+def test_which_numbers_of_a_log_of_trl_are_its_reward(case: str, teacher: Groups, tmp_path: Path) -> None:
+    """What is right is a reward of most trainings, and the advantages decide; what hacks is none."""
+    columns, mapping, expected = NUMBERS[case]
+    source = lines(tmp_path / "completions_00001.jsonl", own_log(teacher, **columns))
+    if "WEIGHT" in expected or " " in expected:
+        read_as(source, expected, mapping=mapping)
+        return
+    log = check_log(source, mapping=mapping)
+    assert log.mapping["reward"] == expected
+    wanted = [sum(columns[name](one) for name in expected.split("+")) for group in teacher for one in group]
+    assert [one.reward for group in log.groups for one in group] == wanted
+    assert any("reward is taken to be the sum" in note for note in log.notes) == ("+" in expected)
 
 
 def test_the_group_of_a_log_with_the_columns_of_trl(tmp_path: Path, teacher) -> None:

@@ -1,6 +1,5 @@
 """Token ids of a log: those that were logged, without padding and echoes; else texts that are tokenised again."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from probe.cli._frame import run
 from replay_pools.base.errors import InputError
 from replay_pools.logs.tokens import cut_left, cut_padding
 from replay_pools.policy.chat import Chat
-from replay_pools.rollout import Rollout
 
 PAD, EOS = 0, 2
 USER = {"role": "user", "content": "u"}
@@ -20,22 +18,6 @@ USER = {"role": "user", "content": "u"}
 
 def answer(content: str, **others: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **others}
-
-
-def padded(group: Sequence[Rollout]) -> list[list[int]]:
-    width = max(rollout.comp_len for rollout in group)
-    return [rollout.completion_ids + [PAD] * (width - rollout.comp_len) for rollout in group]
-
-
-def test_a_conversation_beside_the_ids_of_its_answer(teacher, imported) -> None:
-    """The answer is its last turn there too, and does not stay in the prompt."""
-    rows = [
-        {"messages": [*r.messages, answer(r.completion)], "completion_ids": r.completion_ids, "reward": r.reward}
-        for r in teacher[0]
-    ]
-    pool = imported(rows)
-    for name in ("prompt_ids", "completion_ids"):
-        assert [getattr(rollout, name) for rollout in pool.steps[0]] == [getattr(r, name) for r in teacher[0]]
 
 
 TRL_ROW = {"step": 1, "r": 0.5, "advantage": 0.0, "reward": None, "hacked": None, "gt_pass": None}
@@ -195,6 +177,8 @@ def test_ids_of_another_model_are_refused(tmp_path: Path, teacher, imported) -> 
 WHOLE, MASK = [40, 41, 50, EOS], [0, 0, 1, 1]
 # {case: columns of ids, in which 50 is another id in each of four rows}
 IDS: dict[str, dict[str, list[int]]] = {
+    "padded on both sides": {"prompt_ids": [PAD, PAD, 40, 41], "completion_ids": [50, EOS, PAD, PAD]},
+    "padded, with a length": {"prompt_ids": [61, 61, 40, 41], "completion_ids": [50, EOS, PAD]},
     "beside the prompt, with a mask": {"prompt_ids": [PAD, PAD, 40, 41], "token_ids": WHOLE, "loss_mask": MASK},
     "of both, with a mask": {"token_ids": WHOLE, "loss_mask": MASK},
     "a short mask": {"prompt_ids": [40, 41], "completion_ids": [50, EOS, PAD, PAD, PAD], "action_mask": [1, 1]},
@@ -207,6 +191,7 @@ def test_ids_of_prompt_and_completion(case: str, imported) -> None:
     rows = [
         {"reward": float(i % 2), "group_id": 0}
         | {name: [50 + i if each == 50 else each for each in ids] for name, ids in IDS[case].items()}
+        | ({"plen": 2} if "length" in case else {})
         for i in range(4)
     ]
     if "one without" in case:
@@ -250,20 +235,6 @@ def test_completions_with_the_markup_of_another_model_are_refused(imported, chat
     end = chat.tokenizer.convert_ids_to_tokens(EOS)
     pool = imported([row(i, completion=f"{i}{end}") for i in range(4)])
     assert {rollout.completion_ids[-1] for rollout in pool.steps[0]} == {EOS}
-
-
-def test_padding_on_both_sides_is_cut(teacher, imported) -> None:
-    """Prompts on the left by plen or by the pad id, completions on the right by the pad that repeats."""
-    group = teacher[0]
-    for name, plen in (("with", {"plen": group[0].plen}), ("without", {})):
-        rows = [
-            {"prompt_ids": [PAD] * 7 + r.prompt_ids, "completion_ids": [*ids, PAD, PAD], "reward": r.reward, **plen}
-            for r, ids in zip(group, padded(group), strict=True)
-        ]
-        pool = imported(rows, name)
-        for got, want in zip(pool.steps[0], group, strict=True):
-            assert (got.prompt_ids, got.completion_ids) == (want.prompt_ids, want.completion_ids)
-        assert any("left padding" in note for note in pool.normalised)
 
 
 # {what is stored: (ids, was it cut off as the log says, what is kept)}; PAD ends turns too in the last

@@ -119,36 +119,19 @@ def test_a_label_among_the_metrics_of_prime_rl_is_suggested() -> None:
 
 def test_branches_and_work_of_prime_rl(imported) -> None:
     """A summary is a rollout where a later turn goes on from it; an evaluation and a failed trace are none."""
-
-    def write(i: int) -> dict[str, Any]:
-        episode = prime_rl(i)
+    episodes = [prime_rl(i) for i in range(4)]
+    for i, episode in enumerate(episodes):
+        episode["run"] = {"work": {"type": "eval" if i == 2 else "train", "step": 1}}
         summary = {"parent": 0, "message": ANSWER, "token_ids": [50, EOS], "mask": [True] * 2, "sampled": True}
         summary |= {"semantic_parents": [{"node": 1, "type": "compaction_attempt"}]}
-        trace = episode["traces"][0]
-        trace["nodes"].append(summary)
-        if i == 1:
-            trace["nodes"][3]["semantic_parents"] = [{"node": 4, "type": "compaction"}]
-        if i == 3:
-            trace |= {"ok": False, "errors": [{"type": "TunnelError"}]}
-        work = {"type": "eval" if i == 2 else "train", "step": 1}
-        return episode | {"run": {"type": "train", "work": work}}
-
-    pool = imported([*(write(i) for i in range(4)), {"ok": False, "traces": []}])
-    assert [[rollout.completion_ids for rollout in group] for group in pool.steps] == [
-        [ids_of(0), ids_of(1), [50, EOS]]
-    ]
-    said = " ".join(pool.cautions)
-    assert all(
-        each in said for each in ("next to training", "the trace failed", "the episode failed", "compaction_attempt")
-    )
-
-
-def test_rows_that_are_masked_whole_are_left_out(imported) -> None:
-    given = rows(columns("loss_mask"))
-    given[0]["loss_mask"] = [0] * 7
-    pool = imported(given)
-    assert [len(group) for group in pool.steps] == [3]
-    assert any("its mask leaves every token out (1 rows)" in caution for caution in pool.cautions)
+        episode["traces"][0]["nodes"].append(summary)
+    episodes[1]["traces"][0]["nodes"][3]["semantic_parents"] = [{"node": 4, "type": "compaction"}]
+    episodes[3]["traces"][0] |= {"ok": False, "errors": [{"type": "TunnelError"}]}
+    pool = imported([*episodes, {"ok": False, "traces": []}])
+    (group,) = pool.steps
+    assert [rollout.completion_ids for rollout in group] == [ids_of(0), ids_of(1), [50, EOS]]
+    said = ("next to training", "the trace failed", "the episode failed", "compaction_attempt")
+    assert all(each in " ".join(pool.cautions) for each in said)
 
 
 ANSWER = {"role": "assistant", "content": "It is 8."}
@@ -167,37 +150,34 @@ def placed(prompt: list[Any], turns: Callable[[int], list[Any]]) -> list[Any]:
     return [(whole.prompt_ids, whole.ids, None if all(whole.mask) else whole.mask) for whole in wholes]
 
 
-def stored(rollouts: list[Any]) -> list[Any]:
-    return [(one.prompt_ids, one.completion_ids, one.completion_mask) for one in rollouts]
+def own(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, "trainable": True, "tool_calls": None}
 
 
-@pytest.mark.parametrize("as_messages", [False, True])
-def test_turns_as_text_are_placed_by_the_template(as_messages: bool, imported) -> None:
-    """As verifiers and TRL log them, or as one conversation; cells may hold the JSON text of messages."""
+def answers(i: int) -> list[Any]:
+    return [*TURNS[:2], {**ANSWER, "content": f"It is {i}."}]
 
-    def turns(i: int) -> list[Any]:
-        return [*TURNS[:2], {**ANSWER, "content": f"It is {i}."}]
 
-    def write(i: int) -> dict[str, Any]:
-        if as_messages:
-            return {"messages": [USER, *turns(i)]}
-        return {"prompt": [USER], "completion": json.dumps(turns(i)) if i % 2 else turns(i)}
+DEMONSTRATED = [USER, {"role": "assistant", "content": "An example.", "trainable": False}, USER]
+# {how turns are written: (the prompt, the turns of a rollout, its row)}; a tool's word at the end is none of them
+WRITTEN: dict[str, tuple[list[Any], Callable[[int], list[Any]], Callable[[int], dict[str, Any]]]] = {
+    "a conversation": ([USER], answers, lambda i: {"messages": [USER, *answers(i)]}),
+    "a completion": ([USER], answers, lambda i: {"prompt": [USER], "completion": [*answers(i), TURNS[1]]}),
+    "a JSON text": ([USER], answers, lambda i: {"prompt": [USER], "completion": json.dumps(answers(i))}),
+    "as ART says what was sampled": (
+        DEMONSTRATED,
+        lambda i: [own(f"{i}a"), USER, own(f"{i}b")],
+        lambda i: {"messages": [*DEMONSTRATED, own(f"{i}a"), USER, own(f"{i}b"), TURNS[1]], "group_index": 0},
+    ),
+}
 
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_turns_as_text_are_placed_by_the_template(case: str, imported) -> None:
+    prompt, turns, write = WRITTEN[case]
     (group,) = imported(rows(write)).steps
-    assert stored(group) == placed([USER], turns)
+    assert [(one.prompt_ids, one.completion_ids, one.completion_mask) for one in group] == placed(prompt, turns)
     assert all(0 < rollout.num_sampled < rollout.comp_len for rollout in group)
-
-
-def test_messages_that_say_what_was_sampled(imported) -> None:
-    """As ART writes them: all turns from the first sampled one are the rollout; a tool's word at the end is none."""
-
-    def turns(i: int) -> list[Any]:
-        own = [{"role": "assistant", "content": f"{i}{turn}", "trainable": True, "tool_calls": None} for turn in "ab"]
-        return [own[0], USER, own[1]]
-
-    prompt = [USER, {"role": "assistant", "content": "An example.", "trainable": False}, USER]
-    (group,) = imported(rows(lambda i: {"messages": [*prompt, *turns(i), TURNS[1]], "group_index": 0})).steps
-    assert stored(group) == placed(prompt, turns)
 
 
 @pytest.mark.parametrize("shows", [False, True])

@@ -54,8 +54,9 @@ VALUES: dict[str, tuple[Rows, str, str, list[Any]]] = {
     "another role in a JSON text": (of(prompt=json.dumps(OBSERVED)), "", "messages", [OBSERVED] * 4),
     "a prompt as JSON text": (of(prompt=json.dumps(SAID)), "", "messages", [SAID] * 4),
     "the last turn": (bare(messages=[*SAID, ANSWER], answer="42", text="t"), "", "completion", ["a"] * 4),
+    "the answer beside its ids": (bare(messages=[*SAID, ANSWER], completion_ids=[5, 2]), "", "messages", [SAID] * 4),
     "a prompt that holds its answer": (of(prompt=[USER, ANSWER]), "completion=none", "messages", [[USER]] * 4),
-    "one of several scorers": ([SCORED], "reward=scores.b,hacked=scores.a", "reward", [0.5]),
+    "one of several scorers": ([SCORED, SCORED | {"error": "x"}], "reward=scores.b", "reward", [0.5]),
 }
 
 
