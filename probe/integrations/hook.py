@@ -225,8 +225,11 @@ class Attached:
                 is divided by it.
 
         Raises:
-            InputError: the optimizer leaves out trained parameters, or none of its parameters has a gradient.
+            InputError: the optimizer maximises, leaves out trained parameters, or has no gradient in any.
         """
+        if any(group.get("maximize") for group in self._optimizer.param_groups):
+            where, expected = "optimizer", "a loss that it minimises, since a step along +g turns every sign"
+            raise InputError(where, expected=expected, found="maximize=True", fix="minimise the loss times -1")
         stepped = stepped_by(self._optimizer)
         has_changed = self._measured.refresh(stepped)
         if all(parameter.grad is None for parameter in stepped):
