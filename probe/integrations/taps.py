@@ -68,19 +68,19 @@ class Taps:
         sizes = [frames[module].size for module in layers]
         device = next(next(iter(layers.values())).parameters()).device
         # In one piece, so that one operation sets all of it to 0: the sums, how often each layer was seen, and entries
-        # of the witness's gradient. All frames of a model have one dtype.
-        self._sizes = [*sizes, len(sizes), SAMPLED]
+        # of the witness's gradient, the last one for what taps left out. All frames of a model have one dtype.
+        self._sizes = [*sizes, len(sizes), SAMPLED + 1]
         self._total = torch.zeros(sum(self._sizes), dtype=next(iter(frames.values())).dtype, device=device)
         *sums, counts, self._given = self._total.split(self._sizes)
         self._sums = dict(zip(layers, sums, strict=True))
         self._counts = dict(zip(layers, counts, strict=True))
-        self._was_filled = torch.zeros((), dtype=torch.bool, device=device)
+        self._was_filled, self._version = torch.zeros((), dtype=torch.bool, device=device), 0
         self._before, self._has_reached = self._total.clone(), True  # the sums before the last backward
         self._handles = [
             # Before and after a gradient is added to `.grad`, which may come before or after the layers' own.
             witness.register_hook(self._see_witness),
             witness.register_post_accumulate_grad_hook(self._fill),
-            *(parameter.register_hook(self._reach) for parameter in stepped if parameter.requires_grad),
+            *(parameter.register_post_accumulate_grad_hook(self._reach) for parameter in stepped),
         ]
         for module, layer in layers.items():
             frame = frames[module]
@@ -117,11 +117,12 @@ class Taps:
         self._is_empty, self._may_be_zeroed = False, True
         self._was_filled = torch.ones_like(self._was_filled)  # zeros are now the trainer's, whatever the backward gave
 
-    def _reach(self, _gradient: Tensor) -> None:
-        """Hook before a gradient is added to the `.grad` of a parameter that is stepped."""
-        if adds_to_grad():
-            self._empty_with_grad()
-            self._has_reached = True
+    def _reach(self, _parameter: Tensor) -> None:
+        """Hook after a gradient was added to the `.grad` of a parameter that is stepped."""
+        self._empty_with_grad()
+        self._has_reached = True
+        # A backward to some `inputs` alone: taps left it out.
+        self._given[-1] += not adds_to_grad()
 
     def _see_witness(self, gradient: Tensor) -> None:
         """Hook before `gradient` is added to the `.grad` of the witness."""
@@ -138,6 +139,8 @@ class Taps:
             return False
         if gradient is None:
             return bool(given.any())
+        if bool(given[-1]):
+            return True
         sampled = _sample(gradient).to(given.dtype)
         given = given[: len(sampled)]
         scale = (given @ sampled).clamp(min=0) / sampled.square().sum().clamp(min=torch.finfo(given.dtype).tiny)
@@ -161,8 +164,9 @@ class Taps:
             self._total.zero_()
             self._is_empty = True
         elif gradient is not None:
-            # Zeros may also be what the last backward gave.
-            is_zeroed = self._was_filled & ~whole(gradient.any())
+            # Zeros may also be what the last backward gave; if not changed since, they are.
+            was_filled = self._was_filled | (gradient._version != self._version)
+            is_zeroed = was_filled & ~whole(gradient.any())
             self._total.masked_fill_(is_zeroed, 0.0)
             self._was_filled = self._was_filled & ~is_zeroed
         self._before, self._may_be_zeroed = self._total.clone(), False
@@ -172,7 +176,7 @@ class Taps:
         """Note that the sums are no longer empty, if the trainer let the backward's gradients into `.grad`."""
         if self._witness.grad is not None:
             self._is_empty = False
-            self._was_filled = whole(self._witness.grad.any())
+            self._was_filled, self._version = whole(self._witness.grad.any()), self._witness.grad._version
 
     def _watches(self) -> bool:
         """Return whether a backward that adds to `.grad` can follow the forward of a layer."""
