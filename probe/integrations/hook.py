@@ -97,8 +97,8 @@ def attach(
         InputError: directions of other weights, an adapter that uses its weight twice, `project` where no projection is
             defined, parameters that the optimizer does not step, DeepSpeed, FSDP1, several processes without a wrapper
             that says which of them train `model`, or that do not attach, an
-            unknown side, a `path` of other directions. In the loop: a closure, `create_graph=True`, parameters that the
-            optimizer no longer steps.
+            unknown side, a `path` of other directions. In the loop: a closure, `create_graph=True`, `maximize=True`,
+            parameters that the optimizer no longer steps.
     """
     decode(ProjectionConfig, {"side": side, "overshoot": overshoot}, "attach")
     if isinstance(optimizer, AcceleratedOptimizer):

@@ -33,7 +33,7 @@ NO_BACKWARD = -1  # torch's number of the running backward, outside of any
 # False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
 adds_to_grad = torch.autograd._is_checkpoint_valid
 SAMPLED = 256  # entries of the witness's gradient that are compared
-BY_HAND = "`.grad` is not the sum of the backwards: combined, clipped by value or changed by hand"
+BY_HAND = "`.grad` is not the sum of the backwards: combined, clipped by value, changed by hand, or of some `inputs`"
 
 
 class Taps:
@@ -121,8 +121,8 @@ class Taps:
         """Hook after a gradient was added to the `.grad` of a parameter that is stepped."""
         self._empty_with_grad()
         self._has_reached = True
-        # A backward to some `inputs` alone: taps left it out.
-        self._given[-1] += not adds_to_grad()
+        if not adds_to_grad():  # a backward to some `inputs` alone, which taps left out
+            self._given[-1] += 1
 
     def _see_witness(self, gradient: Tensor) -> None:
         """Hook before `gradient` is added to the `.grad` of the witness."""
