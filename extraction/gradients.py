@@ -150,7 +150,8 @@ def tapped(
                 if frame.reads_input:
                     hook = layer.register_forward_pre_hook(partial(watch_input, receive))
                 else:
-                    hook = layer.register_forward_hook(partial(watch_output, receive, frame.keep))
+                    # First: a hook of the user's (steering) may change the output.
+                    hook = layer.register_forward_hook(partial(watch_output, receive, frame.keep), prepend=True)
                 hooks.enter_context(hook)
         yield
 

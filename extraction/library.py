@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +74,21 @@ def check_pairs(chat: Chat, pairs: Sequence[Pair], k: int) -> None:
     """Refuse all pairs that the extraction would refuse, at once and before any weights are loaded.
 
     Raises:
-        InputError: a completion with an end-of-turn token in its text, a tokenizer without a chat template, or more
-            directions in a module than pairs to extract from.
+        InputError: a completion with an end-of-turn token in its text, two sides with the same tokens, a tokenizer
+            without a chat template, or more directions in a module than pairs to extract from.
     """
     faults = Faults()
-    for pair, side in product(pairs, SIDES):
-        try:
-            _side_tokens(chat, pair, side)
-        except InputError as error:
-            faults.note(error, "text")
+    for pair in pairs:
+        sides = []
+        for side in SIDES:
+            try:
+                sides.append(_side_tokens(chat, pair, side))
+            except InputError as error:
+                faults.note(error, "text")
+        # The difference of their gradients would be rounding, which votes on the sign of a direction.
+        if len(sides) == 2 and sides[0] == sides[1]:
+            where, fix = f"pair {pair.pair_id}", "leave the pair out"
+            faults.add(where, "tokens", expected="two sides with different tokens", found="the same", fix=fix)
     num_used = sum(not pair.held_out for pair in pairs)
     if k > num_used:
         expected = f"at most {num_used}, the pairs that are not held out"

@@ -11,7 +11,7 @@ Shapes: N scored tokens of a pass, n of a chunk, d the hidden size, v the vocabu
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -28,7 +28,8 @@ WIDE_ROWS = 64  # rows of lower-precision logits that are in float32 at a time: 
 
 TRIAL_TOKENS = 8  # random tokens that a model's own logits are compared on
 
-_checked: WeakSet[nn.Module] = WeakSet()  # models with logits that are head(hidden state)
+# Models with logits that are head(hidden state), and the configuration and adapters they had then.
+_checked: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tensor:
@@ -131,20 +132,23 @@ def scatter_tokens(values: Tensor, mask: Tensor) -> Tensor:
 def split_model(model: PreTrainedModel | PeftModel) -> tuple[PreTrainedModel, nn.Module]:
     """Return the backbone (hidden states) and the head (logits) of a causal language model, adapters included.
 
-    The first call for a model compares head(hidden state) with its own logits on a few random tokens: two short
-    forwards, which all processes make if the model is sharded.
+    The first call for a model, its configuration and adapters compares head(hidden state) with its own logits on a few
+    random tokens: two short forwards, which all processes make if the model is sharded.
 
     Raises:
-        InputError: the model transforms its logits after the head, or has no separate backbone and head.
+        InputError: the model transforms its logits after the head, reads a learned prompt before the tokens, or has no
+            separate backbone and head.
     """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(base, PreTrainedModel)
     backbone, head = base.base_model, base.get_output_embeddings()
     if backbone is base or head is None or not isinstance(backbone, PreTrainedModel):
         raise InputError(type(base).__name__, expected="a causal language model", found="no backbone with a head")
-    if base not in _checked:
-        _check_logits(base, backbone, head)
-        _checked.add(base)
+    settings = {name: value for name, value in vars(base.config).items() if not name.startswith("_")}
+    state = f"{getattr(model, 'active_adapters', None)} {settings}"
+    if _checked.get(model) != state:
+        _check_logits(model, backbone, head)
+        _checked[model] = state
     return backbone, head
 
 
@@ -166,23 +170,23 @@ def frozen(model: PreTrainedModel | PeftModel) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _check_logits(base: PreTrainedModel, backbone: PreTrainedModel, head: nn.Module) -> None:
+def _check_logits(model: PreTrainedModel | PeftModel, backbone: PreTrainedModel, head: nn.Module) -> None:
     """Raise InputError if log softmax(head(hidden state)) is not the log softmax of the model's own logits.
 
     A soft cap or a scale after the head makes them differ; no list of such options of configurations is complete.
     """
-    generator = torch.Generator().manual_seed(0)
+    name, generator = type(model).__name__, torch.Generator().manual_seed(0)
     ids = torch.randint(backbone.config.get_text_config().vocab_size, (1, TRIAL_TOKENS), generator=generator)
     inputs: dict[str, Any] = {"input_ids": ids.to(backbone.device), "use_cache": False}
     try:
-        with frozen(base):  # dropout would differ between the two forwards, and use up random numbers
+        with frozen(model):  # dropout would differ between the two forwards, and use up random numbers
             logits = head(backbone(**inputs).last_hidden_state)
-            expected = base(**inputs).logits
+            expected = model(**inputs).logits[:, -TRIAL_TOKENS:]
     # Some architectures need more inputs, or have no kernel for the dtype; they raise any type of error.
     except Exception as error:
         first_line, *_ = str(error).strip().splitlines() or [""]
         reason = f"{type(error).__name__}: {first_line}"
-        raise InputError(type(base).__name__, expected="a model that reads token ids alone", found=reason) from error
+        raise InputError(name, expected="a model that reads token ids alone", found=reason) from error
     # The margin is for kernels that add in no fixed order.
     margin = torch.finfo(logits.dtype).eps ** (2 / 3) * logits.nan_to_num(0, 0, 0).abs().max().item()
     wide = torch.promote_types(logits.dtype, torch.float32)
@@ -191,8 +195,8 @@ def _check_logits(base: PreTrainedModel, backbone: PreTrainedModel, head: nn.Mod
         return
     worst = (ours - theirs).abs().argmax()
     raise InputError(
-        type(base).__name__,
+        name,
         expected=f"logits that are head(hidden state), and so log p {theirs.flatten()[worst]:.6g} of a trial token",
         found=f"log p {ours.flatten()[worst]:.6g}",
-        fix="use a model that does not transform its logits after the head (soft cap, scale)",
+        fix="use a model without a soft cap or scale after the head, and without a learned prompt (prompt tuning)",
     )

@@ -97,8 +97,8 @@ def attach(
         InputError: directions of other weights, an adapter that uses its weight twice, `project` where no projection is
             defined, parameters that the optimizer does not step, DeepSpeed, FSDP1, several processes without a wrapper
             that says which of them train `model`, or that do not attach, an
-            unknown side, a `path` of other directions. In the loop: a closure, `create_graph=True`, parameters that the
-            optimizer no longer steps.
+            unknown side, a `path` of other directions. In the loop: a closure, `create_graph=True`, `maximize=True`,
+            parameters that the optimizer no longer steps.
     """
     decode(ProjectionConfig, {"side": side, "overshoot": overshoot}, "attach")
     if isinstance(optimizer, AcceleratedOptimizer):
@@ -225,8 +225,11 @@ class Attached:
                 is divided by it.
 
         Raises:
-            InputError: the optimizer leaves out trained parameters, or none of its parameters has a gradient.
+            InputError: the optimizer maximises, leaves out trained parameters, or has no gradient in any.
         """
+        if any(group.get("maximize") for group in self._optimizer.param_groups):
+            where, expected = "optimizer", "a loss that it minimises, since a step along +g turns every sign"
+            raise InputError(where, expected=expected, found="maximize=True", fix="minimise the loss times -1")
         stepped = stepped_by(self._optimizer)
         has_changed = self._measured.refresh(stepped)
         if all(parameter.grad is None for parameter in stepped):

@@ -22,6 +22,7 @@ component toward the hack, V J g' = min(V J g, 0).
 Shapes: W (d_out, d_in), A (rank, d_in), B (d_out, rank), r coordinates and k directions of a module.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
@@ -30,7 +31,7 @@ from typing import cast
 
 import torch
 from peft.tuners import lora
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import LoraLayer, ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -138,6 +139,7 @@ class Setup:
     parts: Mapping[str, Part]
     tapped: Mapping[str, nn.Module]  # {module: the Linear below all adapters} that taps read
     witness: nn.Parameter | None  # see `Taps`; None: the optimizer steps nothing of the model
+    stepped: Stepped  # parameters of the model that the optimizer steps
     has_unknown: bool  # some trained adapter has no defined step
     refusal: InputError | None  # a tap or the projection is not defined
 
@@ -197,9 +199,11 @@ class Measured:
         """
         layers = target_layers(self._model, self._targets)
         self._compare_frozen(layers, stepped)
-        has_changed = _state(layers, stepped) != self._now.state or self._now.witness not in stepped
+        witness = self._now.witness
+        is_witness = witness is not None and witness in stepped and witness.requires_grad
+        has_changed = _state(layers, stepped) != self._now.state or not is_witness
         if has_changed:
-            self._now = self._setup(layers, stepped, self._now.witness)
+            self._now = self._setup(layers, stepped, witness)
         for module, part in self._now.parts.items():
             if any(parameter.requires_grad and parameter not in stepped for parameter in part.parameters):
                 raise InputError(
@@ -267,7 +271,8 @@ class Measured:
         unknown: dict[str, str] = {}  # {module: type of a trained adapter without a defined step}
         for module, layer in layers.items():
             base = base_layer(layer)
-            if _is_trained(_weight(base), stepped):
+            # A LoRA of a parameter (`target_parameters`) changes the weight itself for the time of the forward.
+            if _is_trained(_weight(base), stepped) or isinstance(layer, ParamWrapper):
                 self._frames[module] = self._frames[module].complete()
             part = _part(self._frames[module], layer, stepped)
             if part is not None:
@@ -282,18 +287,26 @@ class Measured:
             module, found = next(iter(unknown.items()), ("any", "nothing"))
             expected, fix = "trained weights, plain LoRA or delta_S", "without project=True any model is measured"
             refusal = InputError(f"project: module {module}", expected=expected, found=found, fix=fix)
+        moves = Counter(parameter for part in parts.values() for parameter in part.parameters)
+        if self._project and (shared := [m for m in parts if any(moves[p] > 1 for p in parts[m].parameters)]):
+            expected, found = "parameters that move one module alone", "one that other modules share"
+            refusal = InputError(f"project: module {shared[0]}", expected=expected, found=found, fix="untie them")
         try:
             check_adapters(layers, has_dropout=True)
         except InputError as error:
             refusal, tapped = error, {}
         trained = [p for part in parts.values() for p in reversed(part.parameters)]
-        # The last parameter of a module comes first: LoRA's B has a gradient at the start, where A has none.
-        witnesses = dict.fromkeys(p for p in (*trained, *self._model.parameters()) if p.requires_grad and p in stepped)
+        # The last parameter of a module comes first: LoRA's B has a gradient at the start, where A has none. Those of
+        # the modules come before others, which a backward may not reach (a vision tower).
+        of_layers = (p for layer in layers.values() for p in layer.parameters())
+        candidates = dict.fromkeys((*trained, *of_layers, *self._model.parameters()))
+        witnesses = [p for p in candidates if p.requires_grad and p in stepped]
         return Setup(
             state=_state(layers, stepped),
             parts=parts,
             tapped=tapped,
-            witness=witness if witness in witnesses else next(iter(witnesses), None),
+            witness=next((p for p in witnesses if p is witness), next(iter(witnesses), None)),
+            stepped={*witnesses},
             has_unknown=bool(unknown),
             refusal=refusal,
         )
@@ -317,7 +330,8 @@ class Measured:
         self.stop()
         self._watched = self._now
         if self._now.tapped and self._now.witness is not None:
-            self._taps = Taps(self._now.tapped, self._frames, self._now.witness, self._meet(), self._scaler)
+            now = self._now
+            self._taps = Taps(now.tapped, self._frames, now.witness, now.stepped, self._meet(), self._scaler)
 
     def _zeros(self) -> dict[str, Tensor]:
         return {m: torch.zeros(f.size, dtype=f.dtype, device=self.device) for m, f in self._frames.items()}

@@ -33,7 +33,7 @@ NO_BACKWARD = -1  # torch's number of the running backward, outside of any
 # False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
 adds_to_grad = torch.autograd._is_checkpoint_valid
 SAMPLED = 256  # entries of the witness's gradient that are compared
-BY_HAND = "`.grad` is not the sum of the backwards: combined, clipped by value or changed by hand"
+BY_HAND = "`.grad` is not the sum of the backwards: combined, clipped by value, changed by hand, or of some `inputs`"
 
 
 class Taps:
@@ -43,6 +43,8 @@ class Taps:
         layers: {module: Linear or Conv1D}.
         frames: {module: Frame} of all modules of the directions.
         witness: a parameter that the trainer steps, with a `.grad` that it zeroes.
+        stepped: all that it steps; a backward that reaches none of them, as of a critic with an optimizer of its own,
+            does not count.
         groups: over which the trainer averages gradients.
         scaler: scales the trainer's loss; without one, float16 gradients are refused.
 
@@ -55,6 +57,7 @@ class Taps:
         layers: Mapping[str, nn.Module],
         frames: Mapping[str, Frame],
         witness: nn.Parameter,
+        stepped: Collection[nn.Parameter],
         groups: Groups,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
@@ -65,21 +68,25 @@ class Taps:
         sizes = [frames[module].size for module in layers]
         device = next(next(iter(layers.values())).parameters()).device
         # In one piece, so that one operation sets all of it to 0: the sums, how often each layer was seen, and entries
-        # of the witness's gradient. All frames of a model have one dtype.
-        self._sizes = [*sizes, len(sizes), SAMPLED]
+        # of the witness's gradient, the last one for what taps left out. All frames of a model have one dtype.
+        self._sizes = [*sizes, len(sizes), SAMPLED + 1]
         self._total = torch.zeros(sum(self._sizes), dtype=next(iter(frames.values())).dtype, device=device)
         *sums, counts, self._given = self._total.split(self._sizes)
         self._sums = dict(zip(layers, sums, strict=True))
         self._counts = dict(zip(layers, counts, strict=True))
-        self._was_filled = torch.zeros((), dtype=torch.bool, device=device)
+        self._was_filled, self._version = torch.zeros((), dtype=torch.bool, device=device), 0
+        self._before, self._has_reached = self._total.clone(), True  # the sums before the last backward
         self._handles = [
             # Before and after a gradient is added to `.grad`, which may come before or after the layers' own.
             witness.register_hook(self._see_witness),
             witness.register_post_accumulate_grad_hook(self._fill),
+            *(parameter.register_post_accumulate_grad_hook(self._reach) for parameter in stepped),
         ]
         for module, layer in layers.items():
             frame = frames[module]
-            register = layer.register_forward_pre_hook if frame.reads_input else layer.register_forward_hook
+            # Before a hook of the user's (steering), which may change the output.
+            first = partial(layer.register_forward_hook, prepend=True)
+            register = layer.register_forward_pre_hook if frame.reads_input else first
             self._handles.append(register(partial(self._watch, module, frame)))
 
     def stop(self) -> None:
@@ -89,7 +96,7 @@ class Taps:
 
     def gradients(self, loss_scale: float) -> dict[str, Tensor]:
         """Return {module: (r,)}, the mean over processes, with the factor `loss_scale` that `.grad` has too."""
-        total = self._total.clone()
+        total = (self._total if self._has_reached else self._before).clone()
         total.split(self._sizes)[-2].clamp_(max=1)
         *means, seen, given = average(total, self._groups).split(self._sizes)
         # A mean lacks the part of a process that has not seen the module.
@@ -110,6 +117,13 @@ class Taps:
         self._is_empty, self._may_be_zeroed = False, True
         self._was_filled = torch.ones_like(self._was_filled)  # zeros are now the trainer's, whatever the backward gave
 
+    def _reach(self, _parameter: Tensor) -> None:
+        """Hook after a gradient was added to the `.grad` of a parameter that is stepped."""
+        self._empty_with_grad()
+        self._has_reached = True
+        if not adds_to_grad():  # a backward to some `inputs` alone, which taps left out
+            self._given[-1] += 1
+
     def _see_witness(self, gradient: Tensor) -> None:
         """Hook before `gradient` is added to the `.grad` of the witness."""
         self._empty_with_grad()
@@ -125,6 +139,8 @@ class Taps:
             return False
         if gradient is None:
             return bool(given.any())
+        if bool(given[-1]):
+            return True
         sampled = _sample(gradient).to(given.dtype)
         given = given[: len(sampled)]
         scale = (given @ sampled).clamp(min=0) / sampled.square().sum().clamp(min=torch.finfo(given.dtype).tiny)
@@ -138,23 +154,29 @@ class Taps:
         The optimizer's step alone does not show it: a loop skips steps after an overflow.
         """
         gradient = self._witness.grad
-        if gradient is None:
-            if not self._is_empty:
-                self._total.zero_()
-                self._is_empty = True
-        elif self._may_be_zeroed:
-            # Zeros may also be what the last backward gave.
-            is_zeroed = self._was_filled & ~whole(gradient.any())
+        is_none = gradient is None and not self._is_empty
+        # Once a backward: from its first gradient on, `.grad` may have zeros that are not yet added to.
+        if not (self._may_be_zeroed or is_none):
+            return
+        if not self._has_reached:
+            self._total.copy_(self._before)
+        if is_none:
+            self._total.zero_()
+            self._is_empty = True
+        elif gradient is not None:
+            # Zeros may also be what the last backward gave; if not changed since, they are.
+            was_filled = self._was_filled | (gradient._version != self._version)
+            is_zeroed = was_filled & ~whole(gradient.any())
             self._total.masked_fill_(is_zeroed, 0.0)
             self._was_filled = self._was_filled & ~is_zeroed
-        # Once a backward: from its first gradient on, `.grad` may have zeros that are not yet added to.
-        self._may_be_zeroed = False
+        self._before, self._may_be_zeroed = self._total.clone(), False
+        self._has_reached = isinstance(self._witness, DTensor)  # FSDP2 sets `.grad` past the hooks of a parameter
 
     def _fill(self, *_: Tensor) -> None:
         """Note that the sums are no longer empty, if the trainer let the backward's gradients into `.grad`."""
         if self._witness.grad is not None:
             self._is_empty = False
-            self._was_filled = whole(self._witness.grad.any())
+            self._was_filled, self._version = whole(self._witness.grad.any()), self._witness.grad._version
 
     def _watches(self) -> bool:
         """Return whether a backward that adds to `.grad` can follow the forward of a layer."""

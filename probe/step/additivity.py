@@ -36,7 +36,7 @@ def tapped(layer: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """While open, every forward and backward through `layer` appends its (x, dL/dy)."""
     passes: list[tuple[Tensor, Tensor]] = []
     receive = lambda x, gradient: passes.append((x.detach(), gradient))  # noqa: E731
-    with layer.register_forward_hook(partial(watch_output, receive, lambda x, _y: x)):
+    with layer.register_forward_hook(partial(watch_output, receive, lambda x, _y: x), prepend=True):
         yield passes
 
 
@@ -102,7 +102,7 @@ def _added(frames: Frames, vectors: Mapping[str, Tensor]) -> Iterator[None]:
 
     with ExitStack() as hooks:
         for module in frames:
-            hooks.enter_context(frames.layers[module].register_forward_hook(partial(hook, module)))
+            hooks.enter_context(frames.layers[module].register_forward_hook(partial(hook, module), prepend=True))
         yield
 
 

@@ -53,8 +53,8 @@ def cosines(
         cache_dir: the folder where `probe.extract` left the SVDs; None computes them.
 
     Raises:
-        InputError: directions of other weights, labels that are not of `input_ids`, a sample without a label, several
-            samples in a row.
+        InputError: directions of other weights, other inputs of the model in the batch, labels that are not of
+            `input_ids`, a sample without a label, several samples in a row.
     """
     where, directions = known_directions(direction)
     loaded: Any = model.model if isinstance(model, Policy) else model
@@ -76,6 +76,9 @@ def _of_tensors(batch: Mapping[str, Tensor]) -> Batch:
     labels = batch["labels"].cpu() if "labels" in batch else ids.masked_fill(~is_token, IGNORED)
     positions = batch.get("position_ids", torch.arange(ids.shape[-1]).expand_as(ids)).cpu()
     parts = {"input_ids": ids, "labels": labels, "attention_mask": attention, "position_ids": positions}
+    if others := [name for name in batch if name not in parts]:
+        fix = f"leave it out; a mask of the completion belongs into labels, as {IGNORED} elsewhere"
+        raise InputError("batch", expected=", ".join(parts), found=others[0], fix=fix)
     if ids.ndim != 2 or {part.shape for part in parts.values()} != {ids.shape}:
         found = ", ".join(f"{name} {tuple(part.shape)}" for name, part in parts.items())
         raise InputError("batch", expected="tensors of one shape (G, T)", found=found)
@@ -88,9 +91,11 @@ def _of_tensors(batch: Mapping[str, Tensor]) -> Batch:
     order = is_token.byte().argsort(dim=1, descending=True, stable=True)  # tokens first, padding behind
     ids, is_token, is_scored, positions = (part.gather(1, order) for part in (ids, is_token, has_label, positions))
     goes_on = (positions.diff(dim=1) == 1) & (order.diff(dim=1) == 1)
-    if bool((attention > 1).any()) or not bool(goes_on[is_token[:, 1:]].all()):
-        fix = "give every sample one row, with padding at its ends"
-        raise InputError("batch", expected="one sample a row, of adjacent tokens", found="positions with gaps", fix=fix)
+    is_late = "position_ids" in batch and bool((positions[:, 0] != 0).any())
+    if is_late or bool((attention > 1).any()) or not bool(goes_on[is_token[:, 1:]].all()):
+        fix = "give every sample one row, with padding at its ends and positions from 0"
+        found = "positions with gaps, or from a later one than 0"
+        raise InputError("batch", expected="one sample a row, of adjacent tokens", found=found, fix=fix)
     is_scored[:, :1] = False
     return masked_batch(ids, is_token, is_scored)
 

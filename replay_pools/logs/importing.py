@@ -192,8 +192,8 @@ def import_log(
 
 def _write(log: CheckedLog, directory: Path, model: str, template: "Template", limit: int | None) -> Pool:
     from replay_pools.logs.tokens import Tokeniser  # torch comes with both: only where the log is sound
-    from replay_pools.policy.load import load_served_policy
     from replay_pools.policy.chat import note_faults
+    from replay_pools.policy.load import load_served_policy
 
     rows = [one for group in log.groups for one in group]
     tokeniser = Tokeniser(

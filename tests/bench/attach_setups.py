@@ -406,7 +406,7 @@ def quantised_error(make: Callable[[], nn.Module]) -> float:
 
 def away(config: Any = LoraConfig, *, std: float = 0.1, train: bool = False, **options: Any) -> nn.Module:
     """A model with an adapter of peft on every Linear (IA3: where it is made for), as far as if trained."""
-    targets = {} if config is IA3Config else {"target_modules": [*PROJECTIONS]}
+    targets = {} if config in (IA3Config, peft.PromptTuningConfig) else {"target_modules": [*PROJECTIONS]}
     model, noise = adapted(config, **targets | options), torch.Generator().manual_seed(5)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -646,6 +646,7 @@ def loop(name: str, trained: str, model: Callable[[], nn.Module], step: Any = on
     return Row(engine, trained, lambda _: error_of(model(), step=step, **options), dtype, refused)
 
 
+ASCENT = partial(torch.optim.SGD, maximize=True)
 SINGLE = [
     loop("", "all weights", all_trained),
     loop("", "all weights, in bfloat16", partial(all_trained, BF16), dtype=BF16),
@@ -725,12 +726,78 @@ SINGLE += [
         refused=True,
     ),
 ]
+
+
+def steered() -> nn.Module:
+    """Hooks on Linears, of before attach: one adds to an output, one takes a direction out of another."""
+    model = away()
+    u = nn.functional.normalize(torch.arange(64.0).cos().double(), dim=0)
+    base_of(model, "model.layers.0.mlp.down_proj").register_forward_hook(lambda _, __, y: y + u)
+    base_of(model, "model.layers.0.self_attn.o_proj").register_forward_hook(lambda _, __, y: y - (y @ u)[..., None] * u)
+    return model
+
+
+def shared_factor() -> nn.Module:
+    """LoRA with one A for the queries of both layers."""
+    model = away()
+    first, second = (layer.self_attn.q_proj for layer in model.get_base_model().model.layers)
+    second.lora_A["default"].weight = first.lora_A["default"].weight
+    return model
+
+
+def a_alone() -> nn.Module:
+    """LoRA at its start, with B frozen: no gradient but 0, and a loss with dL/dW."""
+    model = of_all()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_A" in name)
+    return model
+
+
+def skipped(model: nn.Module, optimizer: Any) -> None:
+    """A step that is left out, zeroed in place."""
+    loss_of(model, slice(0, 1)).backward()
+    optimizer.zero_grad(set_to_none=False)
+    one_step(model, optimizer)
+
+
+def criticised(model: Any, optimizer: Any) -> None:
+    """A critic on the base has its own parameters, backward and optimizer."""
+    one_step(model, optimizer)
+    optimizer.zero_grad()
+    critic = nn.Parameter(torch.ones(128, dtype=torch.float64))
+    with model.disable_adapter():
+        (model(input_ids=IDS).logits * critic).square().mean().backward()
+    one_step(model, optimizer)
+
+
+def in_part(model: nn.Module, optimizer: Any) -> None:
+    """A second backward adds to some `.grad` alone."""
+    loss_of(model).backward()
+    loss_of(model).backward(inputs=[p for p in model.parameters() if p.requires_grad][4:])
+    optimizer.step()
+
+
+PARAMETERS = {"target_modules": ["o_proj"], "target_parameters": ["k_proj.weight", "down_proj.weight"]}
+PROMPT = partial(away, peft.PromptTuningConfig, num_virtual_tokens=4)
+UNUSUAL = [
+    Row("loop, hooks of the user", "LoRA", lambda _: trained_error(steered)),
+    Row("probe.cosines, hooks of the user", "LoRA", lambda _: cosines_error(steered)),
+    Row("loop", "LoRA of parameters", lambda _: trained_error(partial(away, **PARAMETERS))),
+    Row("loop, a critic's backward", "LoRA", lambda _: error_of(of_all(), step=criticised)),
+    Row("loop, zeroed without a step", "LoRA, A alone", lambda _: error_of(a_alone(), step=skipped)),
+    Row("loop, a backward to some inputs", "LoRA", lambda _: error_of(of_all(), step=in_part), refused=True),
+    Row("loop, gated", "LoRA with a shared A", lambda _: changing_error(shared_factor), refused=True),
+    Row("loop, maximize=True", "LoRA", lambda _: error_of(of_all(), step=one_step, make=ASCENT), refused=True),
+    Row("probe.cosines", "a learned prompt", lambda _: cosines_error(PROMPT), refused=True),
+]
+SINGLE += UNUSUAL
 # Run by `make test`; the others are further cases of the same rules.
 OFTEN = ("checkpointing", "reentrant checkpointing", "float16 autocast, GradScaler", "kernel round a module")
 OFTEN += ("away from the start", "Falcon", "torch.func.grad", "create_graph=True", "dropout", "GradCache")
 OFTEN += tuple(name for name, *_ in CHANGED[:9])
 RARE = {"OFT", "BOFT", "AdaLoRA", "LoHa", "LoKr", "VeRA", "MiSS", "OLoRA", "all weights"}
 EDGES = [row for row in SINGLE if row.engine in {f"loop, {name}" for name in OFTEN} and row.trained not in RARE]
+EDGES += UNUSUAL
 SINGLE += [
     Row(f"loop, {name}", "LoRA", lambda _, name=name: architecture_error(partial(built, name)))
     for name in ARCHITECTURES

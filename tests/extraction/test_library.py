@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import probe
-from extraction.library import DirectionLibrary, pair_batch
+from extraction.library import DirectionLibrary, check_pairs, pair_batch
 from extraction.pairs import builtin_pairs, write_pairs
 from extraction.words import ExtractionSettings
 from replay_pools.base.errors import InputError
@@ -52,6 +52,8 @@ def test_a_conversation_has_loss_where_the_policy_wrote(adapted):
         assert scored == [*itertools.compress(rendered.ids, rendered.mask)]
     with pytest.raises(InputError, match="end-of-turn token"):
         pair_batch(policy, [replace(pairs[0], hack=[{**turns[0], "content": "a<|im_end|>b"}, *turns[1:]])])
+    with pytest.raises(InputError, match="different tokens"):
+        check_pairs(policy, [replace(pairs[0], hack=turns, clean=spans)], k=1)
 
 
 def test_unit_sides_are_the_mean_sides_at_norm_one(adapted):

@@ -95,6 +95,9 @@ def test_transformed_logits_are_refused(kind, dtype):
     if kind == "gemma2":
         model.config.final_logit_softcapping = None
         split_model(model)
+        model.config.final_logit_softcapping = 0.1
+        with pytest.raises(InputError, match="head\\(hidden state\\)"):
+            split_model(model)
 
 
 def test_a_model_that_cannot_run_is_one_error(build_model, monkeypatch):

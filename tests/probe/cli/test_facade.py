@@ -165,6 +165,8 @@ def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
         ({"attention_mask": gap}, "batch"),
         ({"attention_mask": batch["attention_mask"] * (1 + packed // 3)}, "batch"),  # numbers of documents in a row
         ({"position_ids": packed.expand_as(gap)}, "batch"),
+        ({"position_ids": batch["attention_mask"].cumsum(1)}, "batch"),  # from 1
+        ({"completion_mask": gap}, "batch"),
     ):
         with pytest.raises(InputError) as refused:
             probe.cosines(adapted, batch | wrong, directions, cache_dir=None)
