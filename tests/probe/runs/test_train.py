@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from probe.runs import control
 from replay_pools.base.files import read_json
 from replay_pools.pool import open_pool
 
@@ -174,7 +175,7 @@ def test_route_is_evaluated_in_training_and_deployed(combined: tuple[Path, list[
 
 
 def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
-    out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The KL limit is passed as soon as the policy has moved: exit code 0, the reason printed, evaluated as it ended.
     Until then every update is without its hack-ward part.
@@ -183,12 +184,12 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
         "intervention.arms": ["projected-lora"],
         "intervention.projection.target": "update",
         "objective.reference": "base",
-        "control.limits.kl_mean_max": 1e-9,
-        "control.limits.patience": 1,
         "steps": 6,
         "evaluation.every": 6,
         "rollouts.teacher.off_step": 6,  # who is paid, so that the policy moves
     }
+    monkeypatch.setattr(control, "PATIENCE", 1)
+    monkeypatch.setitem(control.BOUNDS, "kl/mean", (1, lambda *_: 1e-9))  # pyright: ignore
     assert run(cli, ["train", "--preset", preset(settings), "--name", "tripped", "--out", str(out)]) == 0
     record = read_run(out / "runs" / "tripped")
     num_steps = len(record.steps)
