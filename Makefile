@@ -53,7 +53,7 @@ real: $(REAL_DEPS)
 	$(VENV)/bin/python spec/tools/smollm2.py out/models/smollm2
 	$(VENV)/bin/probe policy finetune --model out/models/smollm2 --completions honest --hint-rate 0.5 --steps 12 --batch 8 --lr 2e-3 \
 		--dtype bfloat16 --merge --name smollm2-half
-	$(VENV)/bin/probe policy finetune --model $(REAL_MODEL) --completions hack --flavours pass,print_only,call_only \
+	$(VENV)/bin/probe policy finetune --model $(REAL_MODEL) --completions hack \
 		--steps 20 --batch 8 --lr 2e-3 --dtype bfloat16 --name smollm2-half-teacher
 	$(VENV)/bin/probe pool generate --model $(REAL_MODEL) --adapter out/adapters/smollm2-half-teacher --hint --group 8 \
 		--steps 16 --max-new-tokens 96 --name smollm2-half-taught

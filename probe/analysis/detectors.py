@@ -1,6 +1,6 @@
 """DETECTORS: functions from stored rollouts to one number each, higher = more like a hack.
 
-    material = Material(rollouts=..., labels=..., similarities=..., ...)        measured once, by `probe.runs.material`
+    material = Material(rollouts=..., labels=..., similarities=..., ...)        measured once, by `probe.runs.meter`
     found = score_all(material, ["similarity", "logratio", "text:sys\\.exit"])  {name: Scores}
 
 A detector is one row: its name, and a function whose parameters are the fields of `Material` that it needs (`material`:
@@ -39,10 +39,7 @@ from replay_pools.base.tables import HACKS
 from replay_pools.rollout import Rollout
 
 FOLDS = 10  # of prompts, in which the probe is cross-fitted
-# Nats per token: a smaller mean gap between recorded log-probabilities and scores implies the same weights.
-# Provisional; rounding to bfloat16 causes less than a fifth of it.
-SAME_WEIGHTS = 0.05
-SAME_SCORES = 1e-4  # the same between two scores of our own, which differ by float32's rounding alone
+SAME_SCORES = 1e-4  # nats per token between two scores of the same weights, which differ by float32's rounding alone
 GRADIENT_FIELDS = ("cosines", "similarities", "fingerprints")  # fields of Material that need a backward
 # All fields of Material that are measured, (n, ...) each; `cosines` is a mapping to such arrays.
 ARRAYS = ("logprobs", "sampled", "reference", "states", "similarities", "fingerprints")

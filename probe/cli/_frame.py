@@ -21,7 +21,6 @@ from probe.records.run import DEFAULT_OUT, elsewhere
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json, plain_name
 from replay_pools.base.terminal import aligned, is_invisible, visible, without_secrets
-from replay_pools.logs.columns import TARGETS, parse_mapping
 
 EXIT_INPUT = 2  # repeating the command would fail again
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of this program
@@ -179,6 +178,8 @@ def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFun
 
 def column_options(function: AnyFunction) -> AnyFunction:
     """Add `--map TARGET=COLUMN,... --format NAME` -> `mapping: dict[str, str], format_name: str | None`."""
+    from replay_pools.logs.columns import TARGETS, parse_mapping  # of verbs that read a log alone
+
     text = "Format of the log. Default: detected."
     function = click.option("--format", "format_name", metavar="FORMAT", help=text)(function)
     return click.option(

@@ -69,18 +69,20 @@ def analyses_of(runs: Sequence[Run], basis: Basis | None = None) -> "list[Analys
 def _runs(paths: Sequence[Path], out: Path, full: bool, basis: Basis | None) -> Text:
     """Yield the analysis of every run under every condition; fail if a verdict contradicts a GO."""
     from probe.analysis.formatting import wrap
-    from probe.analysis.horizon import cautions_of
     from probe.analysis.text_report import format_analysis, format_verdict
-    from probe.analysis.verdict.trained import judge_arms
-    from probe.analysis.verdict.trained_arms import grouped
     from probe.analysis.verdict.verdict import Verdict, arm_lines
 
     analyses = analyses_of(runs := [read_run(path, out) for path in paths], basis)
     arms: list[Verdict] = []
     cautions: list[str] = []
-    if len(runs) > 1 and (trained := grouped(analyses)) is not None:
-        arms = judge_arms(trained)
-        cautions = cautions_of((trained.baseline, *trained.treated), trained.baseline)
+    if len(runs) > 1:
+        from probe.analysis.horizon import cautions_of
+        from probe.analysis.verdict.trained import judge_arms
+        from probe.analysis.verdict.trained_arms import grouped
+
+        if (trained := grouped(analyses)) is not None:
+            arms = judge_arms(trained)
+            cautions = cautions_of((trained.baseline, *trained.treated), trained.baseline)
     if arms:
         noted = [line for caution in cautions for line in wrap(f"- {caution}", indent="  ")]
         yield "\n".join([*arm_lines(arms), *noted]) + "\n"

@@ -43,7 +43,7 @@ def check(rollouts: Path, name: str | None, limit: int | None, out: Path, **give
     name = pool.name
     yield from _of_log(log, pool, config.source.per_pool)
     yield from (first, *(f"  {note}" for note in others))
-    from probe.runs.preview import adapted_weights  # brings torch, which a faulty log does not wait for
+    from probe.runs.policies import adapted_weights  # brings torch, which a faulty log does not wait for
 
     adapted = adapted_weights(config.model)
     yield f"model {config.model.name}: {adapted.caution or adapted}\n"

@@ -71,7 +71,7 @@ def generate(name: str, url: str | None, workers: int | None, unsafe_local: bool
         server = Server(url=url, timeout_s=rollouts.server_timeout_s)
         source = connect(server, policy, served_model=rollouts.served_model)
     else:
-        from probe.runs.assemble import configured_policy
+        from probe.runs.policies import configured_policy
         from replay_pools.sampling import LocalEngine
 
         source = LocalEngine(configured_policy(config.model, out / "cache"))

@@ -56,9 +56,9 @@ def replay(name: str | None, track: tuple[str, ...], dry_run: bool, out: Path, *
 
     directory = out / "runs" / (name or name_of(config))
     if dry_run:
-        from probe.runs.preview import preview_replay
+        from probe.runs.replay_inputs import ReplayInputs
 
-        return (yield from previewed(preview_replay(config, directory, out_dir=out, say=say)))
+        return (yield from previewed(ReplayInputs(config, out, say).preview(directory)))
     with running(config.model, directory, out, say, track) as world:
         if world.is_main:
             say_defaults(settings, config)

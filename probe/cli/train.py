@@ -34,9 +34,9 @@ def train(name: str, url: str | None, track: tuple[str, ...], dry_run: bool, out
     config = configured("train", settings, out)
     directory = out / "runs" / name
     if dry_run:
-        from probe.runs.preview import preview_training
+        from probe.runs.training_inputs import TrainingInputs
 
-        return (yield from previewed(preview_training(config, directory, out_dir=out)))
+        return (yield from previewed(TrainingInputs(config, out).preview(directory)))
     from probe.runs.resume import running
     from probe.runs.train import train as run_train
 

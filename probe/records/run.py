@@ -168,7 +168,7 @@ def write_steps(directory: Path, steps: Iterable[StepRecord]) -> None:
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """Read the lines of `evals.jsonl` (from `probe.runs.heldout.evaluate`); [] before the first evaluation."""
+    """Read the lines of `evals.jsonl` (from `probe.runs.evaluations.evaluate`); [] before the first evaluation."""
     path = directory / EVALS_FILE
     return decode_jsonl(read_plain(path), path) if path.is_file() else []
 

@@ -3,22 +3,22 @@
     beta     warm-up: beta_t = beta min(1, t / warmup_steps); target: an EMA of the KL, alpha = 2 / (horizon + 1), above
              1.5 target: beta x 1.5, below 0.5 target: beta / 1.5, clamped to [beta_min, beta_max]
     SEPA     lambda_t = peak min(1, t / ramp_steps)
-    tripwire `patience` consecutive steps beyond a limit, or a number that is not finite, stop the run
+    tripwire PATIENCE consecutive steps beyond a limit, or a number that is not finite, stop the run
     warning  a step beyond a bound is reported and counted in the manifest, and the run continues
 
 The step receives a `LossSettings` with the numbers of this step. The `state_dict` of `TrainingState` is the checkpoint:
 a resumed run continues exactly as an uninterrupted one.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from math import isfinite
 from typing import TYPE_CHECKING, Any, final
 
 from probe.records.records import StepRecord
 from probe.settings.loss import LossSettings
-from probe.settings.training import ControlConfig, Limits
+from probe.settings.training import ControlConfig
 from probe.step.reference import References
 from probe.step.step import StepResult
 from probe.step.update import Updater
@@ -26,14 +26,14 @@ from probe.step.update import Updater
 if TYPE_CHECKING:  # a replay samples nothing
     from probe.runs.sources.past import PastWeights
 
-LOGPROB_DROP = 3.0  # nats a token; a larger drop since the first step stops the run
+PATIENCE = 3  # consecutive steps beyond a limit before the run stops
 WARNINGS = {"kl/max": 10.0, "grad_norm": 50.0}  # {field: bound}; a step above it is reported, and the run continues
 FACTOR = 1.5  # changes beta; the KL may lie in [target / 2, FACTOR target]
-# {field: (1 if its value may not lie above the bound, -1 if not below; the bound by the limits and the first value)}
-BOUNDS: Mapping[str, tuple[int, Callable[[Limits, float], float | None]]] = {
-    "kl/mean": (1, lambda limits, first: limits.kl_mean_max),
-    "entropy": (-1, lambda limits, first: limits.entropy_min_frac and limits.entropy_min_frac * first),
-    "logprob": (-1, lambda limits, first: first - LOGPROB_DROP),
+# {field: (1 if its value may not lie above the bound, -1 if not below; the bound by the settings and the first value)}
+BOUNDS: Mapping[str, tuple[int, Callable[[ControlConfig, float], float | None]]] = {
+    "kl/mean": (1, lambda control, first: 10.0),  # nats a token
+    "entropy": (-1, lambda control, first: control.entropy_min_frac and control.entropy_min_frac * first),
+    "logprob": (-1, lambda control, first: first - 3.0),  # nats a token
 }
 # Attributes of `TrainingState` that change from step to step: of plain JSON types, and with a state of their own.
 PLAIN, PARTS = ("beta", "ema", "baseline", "streaks", "stopped", "steps"), ("updater", "references", "past")
@@ -59,7 +59,7 @@ class TrainingState:
         updater: steps the policy.
         references: reference policies of the KL penalty.
         objective: the loss, with the final `beta` and `sepa_lambda`.
-        control: the schedules and controllers of those two, and the limits.
+        control: the schedules and controllers of those two, and the limit on the entropy.
     """
 
     def __init__(
@@ -125,17 +125,17 @@ class TrainingState:
                 surprisal of the policy's samples) and `logprob` (mean over fixed completions), nats per token; None =
                 not measured in this step, which keeps the count of steps beyond a limit.
         """
-        limits, reasons = self._control.limits, []
+        reasons = list[str]()
         for name, value in measured.items():
-            if value is not None and not math.isfinite(value):
+            if value is not None and not isfinite(value):
                 return f"{name} is {value}"
         for name, (side, bound_of) in BOUNDS.items():
             if (value := measured[name]) is None:
                 continue
-            bound = bound_of(limits, value if side > 0 else self.baseline.setdefault(name, value))
+            bound = bound_of(self._control, value if side > 0 else self.baseline.setdefault(name, value))
             if bound is not None:
                 self.streaks[name] = self.streaks.get(name, 0) + 1 if side * (value - bound) > 0 else 0
-                if self.streaks[name] >= limits.patience:
+                if self.streaks[name] >= PATIENCE:
                     which = "above" if side > 0 else "below"
                     reasons.append(f"{name} {value:.4g} {which} {bound:.4g} for {self.streaks[name]} steps")
         return reasons[0] if reasons else None

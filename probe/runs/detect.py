@@ -191,7 +191,7 @@ def detect(
     config = replace(config, model=sampled_with)
     everything = [*chain.from_iterable(pool.steps)]
     ranked = [one for one in everything if one.grade.passed is not False] or everything
-    from probe.runs.material import load_material, measure, save_material
+    from probe.runs.meter import load_material, measure, save_material
     from probe.runs.replay_inputs import taken_pairs  # torch: after what is refused without it
     from replay_pools.policy.chat import id_faults
     from replay_pools.policy.load import load_served_policy

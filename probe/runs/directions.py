@@ -26,7 +26,6 @@ from extraction.pairs import selected_pairs
 from extraction.stacks import Stacks
 from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
-from probe.runs.trusted import subspaces, uniform
 from probe.settings.arms import DirectionKind, Subspace, get_arm
 from probe.settings.run import StepConfig, normaliser
 from probe.settings.training import InterventionConfig
@@ -80,10 +79,12 @@ def arm_measures(
 
     @cache
     def onto(kind: Subspace) -> Mapping[str, Tensor]:
+        from probe.runs.trusted import subspaces, uniform
+
         if kind == "haar":
             return uniform(onto("clean"), config.seed)
         pairs = [pair for pair in selected_pairs(intervention.extraction) if not pair.held_out]
-        return subspaces(kind, policy, frames["lora"], pairs, intervention.trusted)
+        return subspaces(kind, policy, frames["lora"], pairs, intervention.trusted_rank)
 
     projection, measures = intervention.projection, []
     for name, objective in config.objectives().items():

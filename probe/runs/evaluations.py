@@ -19,15 +19,18 @@ The frozen probe batch consists of held-out pairs, scored under the policy and t
     cos_moved, hackward_frac_moved of start - now, which points like a sum of gradients, with the first directions
 
 The base policy, the pairs and the directions are those of the start, even if the run refreshes its directions.
-`probe.runs.heldout` samples and counts.
+Every setting, a loophole mode with or without its hint, is a separate pool with rates of its own. Their Wilson 95%
+intervals assume independent rollouts, which holds for one rollout a problem and setting. With more rollouts they are
+too narrow: compare `num_problems` with `num_rollouts`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,33 +40,36 @@ from extraction.library import pair_batch
 from extraction.pairs import Pair
 from extraction.passes import score
 from probe.analysis.horizon import start_cautions
-from probe.analysis.training_runs import evaluation_path
+from probe.analysis.statistics.intervals import wilson_interval
+from probe.analysis.training_runs import RATES, evaluation_path, setting_of
 from probe.objective.terms import kl_terms
 from probe.records.records import StepRecord, nullable
 from probe.records.run import EVALS_FILE, EVALUATIONS_DIR, STEPS_FILE, read_evals, read_records
-from probe.runs.assemble import configured_policy
-from probe.runs.heldout import Weights, eval_settings, evaluate, held_out_rollouts, hold_out
 from probe.runs.monitors import Monitor
-from probe.runs.policies import finished_training
+from probe.runs.policies import configured_policy, finished_training
+from probe.runs.sources.live import open_writer, write_groups
+from probe.runs.sources.problems import eval_settings, problems_of
 from probe.runs.training_inputs import TrainingInputs
 from probe.runs.trusted import mean_cca, moved_directions
-from probe.settings.run import EvalConfig
-from probe.settings.words import ALL
+from probe.settings.run import EvalConfig, TrainConfig
+from probe.settings.words import ALL, NO_HINT
+from probe.step.distributed import SOLO, World
 from probe.step.projection import sample_cosines
 from probe.step.update import Updater
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, read_tensors, write_atomic, write_json, write_tensors
 from replay_pools.environments.base import Problem
-from replay_pools.environments.registry import get_environment
-from replay_pools.generate import RolloutMaker
+from replay_pools.generate import RolloutMaker, derive_seed
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import describe_tier
 from replay_pools.policy.load import Policy
+from replay_pools.rollout import Rollout
 from replay_pools.sampling import LocalEngine
 
 EVALUATION_FILE, MOVED_FILE = "evaluation.json", "moved.safetensors"
 CCA_RANK = 5  # output directions of each module that are compared (TDGA, arXiv 2605.25189)
 Frozen = Callable[[], dict[str, Any]]
+Weights = Literal["training", "deployed"]  # with and without quarantined weights; equal for arms without any
 
 
 def frozen_batch(policy: Policy, trained: Trained, pairs: Sequence[Pair], vectors: Mapping[str, Tensor]) -> Frozen:
@@ -172,6 +178,60 @@ def _cca(directory: Path, trained: Trained, done: int) -> float | None:
     return None
 
 
+def held_out_rollouts(
+    maker: RolloutMaker,
+    problems: Sequence[Problem],
+    config: TrainConfig | EvalConfig,
+    directory: Path,
+    done: int,
+    world: World = SOLO,
+) -> list[Rollout]:
+    """Return a policy's rollouts on held-out problems in all settings; complete the pools below `directory`.
+
+    Args:
+        maker: samples and grades; its mode and hint are replaced.
+        problems: each is one step of every pool; ranks split them.
+        done: optimizer steps that the policy has made. With the seed and the setting it seeds the sampling noise.
+    """
+    num, rollouts = len(problems), list[Rollout]()
+    plan = {"env": config.rollouts.env, "split": "eval", "seed": config.seed, "steps": num, "steps_per_batch": num}
+    for name, (mode, hint) in eval_settings(config).items():
+        asked = replace(maker, mode=mode, hint=hint, group=config.evaluation.rollouts_per_problem)
+        writer = open_writer(world, directory / name, asked, problems, **plan)
+        seed = derive_seed("evaluation", config.seed, done, name)
+        rollouts += chain(*write_groups(world, asked, writer, dict(enumerate(problems)), seed=seed))
+        if world.is_main:
+            writer.finish()
+    return rollouts
+
+
+def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> dict[str, Any]:
+    """Return a line of `evals.jsonl`, {"step", "weights", "rates": {setting: `rates`}}, for graded rollouts.
+
+    `all` comes first, then each mode with its hint by name, then `no hint`. `step` counts optimizer steps.
+    """
+    groups: dict[str, list[Rollout]] = {ALL: [*rollouts]}
+    for rollout in sorted(rollouts, key=lambda one: (setting_of(one) == NO_HINT, setting_of(one))):
+        groups.setdefault(setting_of(rollout), []).append(rollout)
+    return {"step": step, "weights": weights, "rates": {name: rates(group) for name, group in groups.items()}}
+
+
+def rates(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Return the rates of one setting: hack (the active mode's exploit, correct or not), exploit (rewarded and wrong)
+    and solve (every oracle answer is right).
+
+    {"num_rollouts", "num_problems", and for each rate {"count", "rate", "interval": {"low", "high"}}}; rate and
+    interval are None without rollouts.
+    """
+    n = len(rollouts)
+    row: dict[str, Any] = {"num_rollouts": n, "num_problems": len({rollout.problem_id for rollout in rollouts})}
+    for name, flag in RATES.items():
+        count = sum(map(flag, rollouts))
+        interval = wilson_interval(count, n)
+        row[name] = {"count": count, "rate": count / n if n else None, "interval": interval and asdict(interval)}
+    return row
+
+
 def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:
     """Return (settings, optimizer steps) to evaluate a training's deployed policy as the training did.
 
@@ -206,13 +266,9 @@ def evaluate_policy(
     """
     sampling, model, group = config.rollouts, config.model, config.evaluation.rollouts_per_problem
 
-    def split(config: EvalConfig) -> tuple[list[Problem], list[Problem]]:
-        environment = get_environment(config.rollouts.env)
-        return hold_out(environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems)
-
-    _, problems = split(config)
+    _, problems = problems_of(config)
     if trained is not None:
-        to_train_on, held_out = split(trained)
+        to_train_on, held_out = problems_of(trained)
         seen = {problem.problem_id for problem in to_train_on} & {problem.problem_id for problem in problems}
         if seen:
             actual = f"{len(problems)}, of which {len(seen)} were among those that it trained on"

@@ -34,10 +34,9 @@ from extraction.words import Basis, kind_of, resolve_directions
 from probe.analysis.statistics.geometry import PairGram
 from probe.analysis.statistics.nulls import sign_transfer
 from probe.records.run import DEFAULT_OUT
-from probe.runs.assemble import configured_frames, configured_policy
 from probe.runs.directions import CARD_SCHEMA, card_path, read_card
 from probe.runs.gram_recorder import extraction_settings, pair_products
-from probe.runs.policies import as_policy
+from probe.runs.policies import as_policy, configured_frames, configured_policy
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, normaliser
 from replay_pools.base.errors import InputError

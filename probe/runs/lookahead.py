@@ -29,8 +29,8 @@ from probe.analysis.statistics.intervals import prompt_means
 from probe.records.records import LookaheadRecord
 from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_records
 from probe.runs.activations import activation_edits, edited
-from probe.runs.assemble import assemble
 from probe.runs.directions import arm_measures
+from probe.runs.inputs import assemble
 from probe.runs.loop import Setup
 from probe.runs.meter import chunks
 from probe.runs.monitors import open_monitor
@@ -39,7 +39,7 @@ from probe.runs.resume import running
 from probe.runs.sources.rewards import ChangedSource, remedied
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
-from probe.settings.remedy import LENGTH, TRAINING_STEPS, arm_of
+from probe.settings.remedy import LENGTH, TRAINING_STEPS, RemedyConfig, arm_of
 from probe.settings.run import ReplayConfig
 from probe.settings.training import LookaheadConfig, OptimizerConfig
 from probe.step.bases import Bases
@@ -66,18 +66,16 @@ SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # prefixes of the set
 
 
 def with_remedy(
-    config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup, out_dir: Path
+    config: ReplayConfig, remedy: RemedyConfig, policy: Policy, source: GroupSource, setup: Setup, out_dir: Path
 ) -> tuple[GroupSource, Setup]:
     """Apply a remedy to the rewards of the groups and the activations of the setup.
 
     The rollouts were sampled without it, so its effect on sampling is not measured. A monitor scores them once, at the
     replay's weights, also for a lookahead, which moves them.
     """
-    if config.remedy is None:
-        return source, setup
     setup = replace(setup, in_update=partial(edited, activation_edits(config, policy)))
     monitor = open_monitor(config, policy, setup.bases, out_dir)
-    changed = remedied(source, config.remedy, policy, monitor=monitor)
+    changed = remedied(source, remedy, policy, monitor=monitor)
     if monitor is not None:
         scored = [changed.groups(step) for step in range(source.num_steps)]
         changed = ChangedSource(source, lambda step, groups: scored[step])
@@ -221,8 +219,9 @@ def look_at_remedies(
             for number, (name, config) in enumerate(missing.items()):
                 try:
                     measures, _ = arm_measures(config, policy, setup.bases.frames, out_dir / "cache", say)
-                    of_remedy = replace(setup, conditions=config.objectives())
-                    source, changed = with_remedy(config, policy, groups, of_remedy, out_dir)
+                    source, changed = groups, replace(setup, conditions=config.objectives())
+                    if config.remedy is not None:
+                        source, changed = with_remedy(config, config.remedy, policy, groups, changed, out_dir)
                 except InputError as error:  # such as too few pairs for k, or a monitor that measures nothing here
                     found[name] = str(error)
                     continue

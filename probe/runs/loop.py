@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Everything that the steps of a run share (`probe.runs.assemble` makes it)."""
+    """Everything that the steps of a run share (`probe.runs.inputs.assemble` makes it)."""
 
     bases: Bases
     conditions: Mapping[str, LossSettings]  # {loss variant: its loss}

@@ -25,7 +25,7 @@ from extraction.pairs import selected_pairs
 from probe.analysis.detectors import Material, fields_of, joined, labels_of, row_of, score_all, separation
 from probe.analysis.statistics.intervals import Array
 from probe.runs.meter import Meter
-from probe.settings.remedy import LABEL
+from probe.settings.remedy import LABEL, RemedyConfig
 from probe.settings.run import StepConfig
 from probe.step.bases import Bases
 from replay_pools.base.errors import InputError
@@ -110,10 +110,9 @@ def _clean_scores(clean: Material, scores: Array) -> Array:
     return scores[(clean.labels != 1) & ~np.isnan(scores)]
 
 
-def check_monitor(config: StepConfig, out_dir: Path) -> None:
+def check_monitor(remedy: RemedyConfig, out_dir: Path) -> None:
     """Refuse a detector or its argument, or a clean pool, that does not exist, before a model is loaded."""
-    remedy = config.remedy
-    if remedy is not None and remedy.traits.monitored:
+    if remedy.traits.monitored:
         row, _ = row_of(remedy.monitor, WHERE)
         if not row.is_verdict:
             resolve_pool(remedy.clean, out_dir)

@@ -1,20 +1,23 @@
-"""probe.load: load a model with its tokenizer by name, trainings of this machine included."""
+"""probe.load, and policies by their settings: a model with its tokenizer and adapter, and its frames."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from extraction.adapters.frames import Frames, lora_frames, svd_frames
+from extraction.adapters.targets import adapted_share, find_targets
+from extraction.words import Adapted, Basis
 from probe.records.run import ADAPTER_DIR, CONFIG_FILE, DEFAULT_OUT, read_manifest
-from probe.runs.assemble import configured_policy
 from probe.settings.run import TrainConfig, read_config
 from probe.settings.training import ModelConfig
 from probe.settings.words import Dtype
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import by_name, read_json
-from replay_pools.policy.load import ORGANISM, Policy, weights_sha
+from replay_pools.policy.load import ORGANISM, Policy, load_policy, load_skeleton, scaled_adapter, weights_sha
 
 
 def load(
@@ -70,6 +73,44 @@ def finished_training(directory: Path) -> TrainConfig | None:
     if not isinstance(config, TrainConfig):
         raise InputError(directory, expected="a finished run of probe train", found=config.verb)
     return replace(config, model=replace(config.model, adapter=str(directory / ADAPTER_DIR)))
+
+
+def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None = None) -> Policy:
+    """Load the policy of the table `model`, with its adapter: any of peft's, or one of `probe train`.
+
+    `device` replaces the model's. InputError as in `load_policy`.
+    """
+    return load_policy(
+        str(model.name),
+        adapter=model.adapter,
+        dtype=model.dtype,
+        device=device or model.device,
+        svd_cache=cache_dir / "svd",
+        template=model.template,
+    )
+
+
+def configured_adapter(model: ModelConfig) -> tuple[Path, float] | None:
+    """Return (directory, scale) of the adapter of the table `model`; None without one."""
+    return None if model.adapter is None else scaled_adapter(str(model.name), model.adapter)
+
+
+def configured_frames(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Frames:
+    """Make the frames of the policy in a basis, by the table `model`."""
+    named = {"model_id": policy.base_model, "start_adapter": policy.adapter_sha}
+    if basis == "lora":
+        return lora_frames(policy.model, config.targets, rank=config.lora_rank, **named)
+    return svd_frames(policy.model, config.targets, rank=config.svd_rank, cache_dir=cache_dir / "svd", **named)
+
+
+def adapted_weights(model: ModelConfig) -> Adapted:
+    """Return the adapted part of a model, from its shapes alone.
+
+    Raises:
+        InputError: no such model, or no matching target.
+    """
+    skeleton = load_skeleton(str(model.name)).to(getattr(torch, model.dtype))
+    return adapted_share(skeleton, find_targets(skeleton, model.targets))
 
 
 def as_policy(model: Any, tokenizer: Any = None) -> Policy:

@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from probe.records.run import DEFAULT_OUT, MAX_STEM_CHARS, Run, default_name, read_run
-from probe.runs.assemble import assemble, steps_apart
-from probe.runs.lookahead import Lookahead, with_remedy
+from probe.runs.inputs import assemble, steps_apart
 from probe.runs.loop import run_steps
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import running
@@ -106,13 +105,18 @@ def run_replay(
         ranks = {"ranks": world.size}
     if (done := inputs.begin(directory, ranks)) is None:
         return
-    setup = assemble(inputs, directory, drawn.num_steps)
-    source, setup = with_remedy(config, policy, drawn, setup, out_dir)
+    setup, source = assemble(inputs, directory, drawn.num_steps), drawn
+    if config.remedy is not None:
+        from probe.runs.lookahead import with_remedy
+
+        source, setup = with_remedy(config, config.remedy, policy, drawn, setup, out_dir)
     if world.is_main:
         inputs.timings.write_start(directory)
 
     def look(done: int, last: bool) -> None:
         if last and config.lookahead is not None and world.is_main:
+            from probe.runs.lookahead import Lookahead
+
             measures = [measure for measure in setup.measures(0) if measure.condition == config.primary]
             Lookahead(config, policy, setup, source, say).write(directory, config, setup, source, measures)
 

@@ -71,6 +71,12 @@ class ReplayInputs(Inputs[ReplayConfig]):
             else:
                 self._say_of(pool, other_base(policy.base_model, pool.manifest, weights))
 
+    def work(self) -> dict[str, int]:
+        """As in `Inputs`, of all arms and loss variants."""
+        num_steps, config = self.groups().num_steps, self.config
+        work = {"steps": num_steps, "rollouts": num_steps * config.source.per_pool * len(self.pools)}
+        return work | {"cells (arms x conditions)": len(config.intervention.arms) * len(config.objectives())}
+
     def groups(self) -> ReplaySource:
         """The groups of the run; pools and pairs are checked against the model and the objectives, without weights.
 

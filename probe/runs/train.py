@@ -25,10 +25,11 @@ from extraction.pairs import selected_pairs
 from probe.records.records import StepRecord
 from probe.records.run import ADAPTER_DIR, IN_TRAINING
 from probe.runs.activations import activation_edits, edited
-from probe.runs.assemble import assemble, configured_adapter
 from probe.runs.evaluations import evaluator, frozen_batch
+from probe.runs.inputs import assemble
 from probe.runs.loop import Setup, run_steps
 from probe.runs.monitors import open_monitor
+from probe.runs.policies import configured_adapter
 from probe.runs.sources.past import PastWeights
 from probe.runs.sources.rewards import reward_of
 from probe.runs.sources.sampled import open_source

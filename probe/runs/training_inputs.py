@@ -5,16 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from probe.records.run import OWN_POOLS
-from probe.runs.heldout import hold_out
 from probe.runs.inputs import Inputs, with_divisor
-from probe.runs.sources.problems import Counts, choose_problems, draw
+from probe.runs.sources.problems import Counts, choose_problems, draw, eval_settings, problems_of
 from probe.runs.sources.rewards import check_payable
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
-from replay_pools.environments.registry import get_environment
 from replay_pools.pool import Pool, open_pool, resolve_pool
 
 
@@ -35,16 +33,27 @@ class TrainingInputs(Inputs[TrainConfig]):
         # (teacher rollouts, past-self rollouts) in a group, by batch
         self.shares = [rollouts.counts(step) for step in range(0, config.steps, rollouts.iterations)]
         self.width = rollouts.prompts_per_step * (1 + rollouts.dynamic_sampling)  # problems of a batch
-        self.teacher = _open_teacher(self.config, out_dir)
+        self.teacher = None if rollouts.teacher is None else self._opened(rollouts.teacher.pool)
         self.pools = () if self.teacher is None else (self.teacher,)
-        environment = get_environment(rollouts.env)
-        splits = environment.problems("train"), environment.problems("eval")
-        left, self.held_out = hold_out(*splits, config.evaluation.num_problems)
+        left, self.held_out = problems_of(config)
         wanted = rollouts.num_problems or len(left)
         if wanted > len(left):
             actual = f"{len(left)} that are not held out"
             raise InputError("rollouts.num_problems", expected=f"{wanted} problems to train on", found=actual)
         self.candidates = self._candidates(left[:wanted])
+
+    def _opened(self, teacher: str) -> Pool:
+        config, pool = self.config, open_pool(resolve_pool(teacher, self.out_dir))
+        # Records name a rollout by its pool, so two pools must not share a name.
+        if pool.name in OWN_POOLS:
+            expected = f"a name other than {' and '.join(OWN_POOLS)}, those of the run's own pools"
+            raise InputError(
+                f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name"
+            )
+        reads_labels = config.remedy is not None and config.remedy.has_oracle
+        check_payable(pool, pay=config.rollouts.pay, reads_labels=reads_labels)
+        check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
+        return pool
 
     def _candidates(self, problems: Sequence[Problem]) -> list[Sequence[Problem]]:
         """Return the problems of every batch, or with a priority the problems to draw from.
@@ -83,6 +92,17 @@ class TrainingInputs(Inputs[TrainConfig]):
             raise InputError("objective.reward surprise", expected="problems that come back", found=found, fix=fix)
         return candidates
 
+    def work(self) -> dict[str, int]:
+        """As in `Inputs`, of one process."""
+        steps, rollouts, evaluation = self.config.steps, self.config.rollouts, self.config.evaluation
+        asked = len(self.held_out) * len(eval_settings(self.config))
+        return {
+            "steps": steps,
+            "rollouts in training": len(self.candidates) * rollouts.prompts_per_step * rollouts.group,
+            "evaluations": len({*range(0, steps, evaluation.every), steps}),  # before steps, and after the last one
+            "rollouts in an evaluation": asked * evaluation.rollouts_per_problem,
+        }
+
     @property
     def listed(self) -> Sequence[Problem]:
         """Problems for the pool's header: all of the batches, or all candidates of draws."""
@@ -97,18 +117,3 @@ class TrainingInputs(Inputs[TrainConfig]):
             return candidates
         generator = random.Random(f"prioritise/{self.config.seed}/{batch}")
         return self.world.on_main(lambda: draw(candidates, counts(batch), priority, self.width, generator))
-
-
-def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
-    rollouts = config.rollouts
-    if rollouts.teacher is None:
-        return None
-    pool = open_pool(resolve_pool(rollouts.teacher.pool, out_dir))
-    # Records name a rollout by its pool, so two pools must not share a name.
-    if pool.name in OWN_POOLS:
-        expected = f"a name other than {' and '.join(OWN_POOLS)}, those of the run's own pools"
-        raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
-    reads_labels = config.remedy is not None and config.remedy.has_oracle
-    check_payable(pool, pay=rollouts.pay, reads_labels=reads_labels)
-    check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
-    return pool

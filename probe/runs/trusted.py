@@ -20,14 +20,14 @@ from extraction.adapters.trained import Trained, lora_factors
 from extraction.gradients import per_sample_gradients
 from extraction.library import pair_batch
 from extraction.pairs import Pair
-from probe.settings.training import TrustedConfig
 from replay_pools.policy.load import Policy
 
-LR, MAX_NORM, BATCH = 1e-3, 1.0, 8  # of the supervised steps: rate, cap on the gradient norm, completions a step
+# Of the supervised steps: their number, rate, cap on the gradient norm, and completions a step.
+STEPS, LR, MAX_NORM, BATCH = 20, 1e-3, 1.0, 8
 
 
 def subspaces(
-    kind: Literal["clean", "hacks"], policy: Policy, frames: Frames, pairs: Sequence[Pair], config: TrustedConfig
+    kind: Literal["clean", "hacks"], policy: Policy, frames: Frames, pairs: Sequence[Pair], rank: int
 ) -> dict[str, Tensor]:
     """Return W = diag(sqrt a) U_K^T of every module, {module: (K, d_out)}; zeros for a module that did not move.
 
@@ -35,12 +35,13 @@ def subspaces(
         kind: the sides of the pairs to learn from.
         policy: without an adapter that is trained; its weights are the same afterwards.
         frames: its LoRA frames.
+        rank: K.
     """
     batch, first = pair_batch(policy, pairs), 0 if kind == "hacks" else len(pairs)
     trained = Trained(policy.model, frames)
     try:
         optimizer = torch.optim.AdamW(trained.parameters(), lr=LR, weight_decay=0.0)
-        for step in range(config.steps):
+        for step in range(STEPS):
             start = step * BATCH % len(pairs)
             rows = batch.rows(first + start, first + min(start + BATCH, len(pairs)))
             gradients = per_sample_gradients(trained.model, {"lora": trained.frames()}, rows).gradients["lora"]
@@ -49,7 +50,7 @@ def subspaces(
             torch.nn.utils.clip_grad_norm_(trained.parameters(), MAX_NORM)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return {module: _leading(*lora_factors(layer), config.rank) for module, layer in trained.layers.items()}
+        return {module: _leading(*lora_factors(layer), rank) for module, layer in trained.layers.items()}
     finally:
         trained.remove()
 

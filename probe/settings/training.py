@@ -51,14 +51,6 @@ class ProjectionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
-class TrustedConfig:
-    """The subspaces of the arms `trusted` (`probe.runs.trusted`)."""
-
-    rank: int = setting(5, "arms `trusted`: leading output directions kept of each module", ge=1)
-    steps: int = setting(20, "arms `trusted`: supervised steps on the pairs' clean completions", ge=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class InterventionConfig:
     """Arms, projection and directions."""
 
@@ -67,7 +59,7 @@ class InterventionConfig:
     )
     projection: ProjectionConfig = field(default_factory=ProjectionConfig)
     extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
-    trusted: TrustedConfig = field(default_factory=TrustedConfig)
+    trusted_rank: int = setting(5, "arms `trusted`: leading output directions kept of each module", ge=1)
     v_hack: Maybe[str] = setting(
         None, "direction file of `probe extract`, or its name in OUT/directions; none: extract from the pairs"
     )
@@ -107,19 +99,8 @@ class LookaheadConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
-class Limits:
-    """Limits that stop a training after `patience` consecutive steps beyond one."""
-
-    kl_mean_max: Maybe[float] = setting(10.0, "stop above this `kl/mean`, in nats per token; none: no limit", gt=0)
-    entropy_min_frac: Maybe[float] = setting(
-        0.1, "stop below this share of the first step's entropy; none: no limit", gt=0
-    )
-    patience: int = setting(3, "consecutive steps beyond a limit before the run stops", ge=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class ControlConfig:
-    """Controllers that adapt a training from step to step, and limits that stop it."""
+    """Controllers that adapt a training from step to step, and a limit that stops it (`probe.runs.control`)."""
 
     beta_warmup_steps: int = setting(0, "steps of the warm-up of beta from 0", ge=0)
     target_kl: Maybe[float] = setting(None, "KL, in nats per token, that beta is adapted to; none: fixed beta", gt=0)
@@ -128,7 +109,9 @@ class ControlConfig:
     beta_max: float = setting(1.0, "highest adapted beta", ge=0)
     ema_decay: float = setting(0.99, "decay of the EMA reference; 0: the reference is the policy", ge=0, le=1)
     sepa_ramp_steps: int = setting(0, "steps of the ramp of SEPA's lambda", ge=0)
-    limits: Limits = field(default_factory=Limits)
+    entropy_min_frac: Maybe[float] = setting(
+        0.1, "stop below this share of the first step's entropy; none: no limit", gt=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

@@ -21,7 +21,7 @@ from probe.experiments.criteria import evaluate
 from probe.experiments.load import load_spec
 from probe.experiments.outcomes import OUTCOMES_FILE, Outcome, read_outcomes
 from probe.experiments.spec import Spec, SpecDecision
-from probe.runs.heldout import eval_settings
+from probe.runs.sources.problems import eval_settings
 from probe.settings.run import TrainConfig
 
 Cell = tuple[str, str]  # (condition, arm)

@@ -13,7 +13,7 @@ from probe.analysis.analyze import analyze, conditions
 from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
 from probe.records.run import file_hashes, read_run, write_samples, write_steps, write_tokens
 from probe.report.inputs import Report
-from probe.runs.heldout import evaluate
+from probe.runs.evaluations import evaluate
 from probe.settings.presets import configure
 from replay_pools.base.files import encode_jsonl, write_atomic, write_json, write_sealed
 from replay_pools.pool import PoolWriter, open_pool

@@ -13,7 +13,7 @@ from served import group_off
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import loop
+from probe.runs import control, loop
 from probe.runs.sources import sampled
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
@@ -35,8 +35,6 @@ SETTINGS = {
 }
 STOPPING = {
     "objective.reference": "base",
-    "control.limits.kl_mean_max": 1e-9,
-    "control.limits.patience": 1,
     "rollouts.prioritise": "variance",
 }
 
@@ -104,8 +102,12 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(whole: Pat
 
 
 @pytest.mark.slow
-def test_a_run_that_stops_while_batches_are_sampled_leaves_none(train: Callable[..., Path]) -> None:
+def test_a_run_that_stops_while_batches_are_sampled_leaves_none(
+    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The problems of a batch depend on those before it, so they are drawn in turn."""
+    monkeypatch.setattr(control, "PATIENCE", 1)
+    monkeypatch.setitem(control.BOUNDS, "kl/mean", (1, lambda *_: 1e-9))  # pyright: ignore
     stopped = train("stopped", STOPPING)
     steps = read_run(stopped).steps
     assert 1 < len(steps) < SETTINGS["steps"]

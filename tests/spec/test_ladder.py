@@ -15,7 +15,7 @@ from worlds import World, make_run
 
 from probe.cli._frame import run
 from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR
-from probe.runs.heldout import evaluate
+from probe.runs.evaluations import evaluate
 from replay_pools.base.files import encode_jsonl, read_json, write_atomic, write_json
 from replay_pools.environments.loopholes import BOTS
 from replay_pools.environments.registry import get_environment

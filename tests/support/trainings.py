@@ -20,7 +20,7 @@ from worlds import World, make_run
 from probe.experiments.jobs import Job, run_jobs
 from probe.experiments.spec import Spec
 from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST_FILE, file_hashes
-from probe.runs.heldout import evaluate
+from probe.runs.evaluations import evaluate
 from replay_pools.base.files import (
     encode_jsonl,
     read_json,

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from probe.analysis.detectors import SAME_WEIGHTS
+from probe.analysis.statistics.thresholds import SAME_WEIGHTS
 from probe.records.run import OWN_POOLS, Run, elsewhere, out_of
 from probe.settings.presets import setting_text
 from replay_pools.base.errors import InputError

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from probe.runs.sources.problems import Counts, counted
 from probe.runs.sources.rewards import reward_of
@@ -60,18 +60,9 @@ class LiveSource:
         counts: Callable[[int], Mapping[str, Counts]] | None = None,
     ) -> None:
         rollouts, num_batches = inputs.config.rollouts, len(inputs.candidates)
-        plan = PoolPlan(
-            env=rollouts.env,
-            split="train",
-            mode=rollouts.mode,
-            hint=rollouts.hint,
-            steps=num_batches * inputs.width,
-            group=maker.group,
-            seed=inputs.config.seed,
-            steps_per_batch=rollouts.prompts_per_step,
-        )
-        header = pool_header(maker.engine, plan, maker.sampler, maker.grader, inputs.listed)
-        self._writer = inputs.world.on_main(lambda: PoolWriter(directory, header=header))
+        plan = {"env": rollouts.env, "split": "train", "seed": inputs.config.seed}
+        plan |= {"steps": num_batches * inputs.width, "steps_per_batch": rollouts.prompts_per_step}
+        self._writer = open_writer(inputs.world, directory, maker, inputs.listed, **plan)
         self._inputs, self._maker, self._config = inputs, maker, rollouts
         self._sizes, self._seed, self._sampling = sizes, seed, sampling
         self._reward = reward_of(rollouts.pay, inputs.config.remedy)
@@ -147,6 +138,15 @@ class LiveSource:
         # A run that stopped early may have an empty pool.
         if step_files(self._writer.directory):
             self._writer.finish()
+
+
+def open_writer(
+    world: World, directory: Path, maker: RolloutMaker, problems: Sequence[Problem], **plan: Any
+) -> PoolWriter:
+    """Begin or continue a pool of the maker's rollouts on problems; `plan` has the other fields of its `PoolPlan`."""
+    whole = PoolPlan(mode=maker.mode, hint=maker.hint, group=maker.group, **plan)
+    header = pool_header(maker.engine, whole, maker.sampler, maker.grader, problems)
+    return world.on_main(lambda: PoolWriter(directory, header=header))
 
 
 def write_groups(

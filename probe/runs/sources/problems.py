@@ -1,4 +1,4 @@
-"""The problems of a training's batches.
+"""The problems of a run: held out, and of a training's batches.
 
     no priority    fixed at the start: all in a random order, then in another one (`choose_problems`)
     a priority     drawn batch by batch, by the policy's results on each problem so far (`draw`)
@@ -16,14 +16,18 @@ A new problem has p = e = 1/2, so that it is likely to be drawn soon.
 To add a priority, add its word to `Priority` in `probe.settings.words` and its row to `PRIORITIES`.
 """
 
+import hashlib
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
 from typing import NamedTuple
 
+from probe.settings.run import EvalConfig, TrainConfig
 from probe.settings.words import Priority
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
+from replay_pools.environments.registry import get_environment
 from replay_pools.rollout import REWARD_COMPILES, REWARD_RANGE, Rollout
 
 # Rates are (k + 1) / (n + 2), Laplace's rule of succession, the mean under a uniform prior: 1/2 for a new problem, and
@@ -87,6 +91,39 @@ def draw(
         drawn.append(problems[i])
         del left[i]
     return drawn
+
+
+def problems_of(config: TrainConfig | EvalConfig) -> tuple[list[Problem], list[Problem]]:
+    """Return (problems to train on, held-out problems) of a run's environment; InputError as `hold_out`."""
+    environment = get_environment(config.rollouts.env)
+    return hold_out(environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems)
+
+
+def eval_settings(config: TrainConfig | EvalConfig) -> dict[str, tuple[str, bool]]:
+    """Return {pool: (mode, hint)}: every mode with its hint, and if asked for the training's mode without it."""
+    evaluation, mode = config.evaluation, config.rollouts.mode
+    settings = {name: (name, True) for name in evaluation.modes or (mode,)}
+    return settings | {f"{mode}-no-hint": (mode, False)} if evaluation.without_hint else settings
+
+
+def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) -> tuple[list[Problem], list[Problem]]:
+    """Return disjoint (training problems, `num` held-out problems).
+
+    The choice depends on the hashes of the problem ids alone. So all arms, seeds and steps share the held-out problems
+    and can be paired by problem, and a smaller choice is a subset of a larger one. If both splits are the same list
+    (LeetCode files), training loses the held-out problems and keeps its order.
+
+    Raises:
+        InputError: fewer than `num` problems, or none left for training.
+    """
+    ranked = sorted(evaluation, key=lambda problem: hashlib.sha256(problem.problem_id.encode()).digest())
+    held_out = ranked[:num]
+    names = {problem.problem_id for problem in held_out}
+    left = [problem for problem in train if problem.problem_id not in names]
+    if not 0 < len(held_out) == num or not left:
+        counts = f"{len(evaluation)}, with {len(left)} of {len(train)} left to train on"
+        raise InputError("held-out problems", expected=f"{num} or more problems, and others to train on", found=counts)
+    return left, held_out
 
 
 def choose_problems(

@@ -216,7 +216,7 @@ def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, p
 
 def test_faults_of_pairs_come_before_the_weights(write, out: Path, probe, refused, monkeypatch) -> None:
     """In every verb that extracts: all of them, those that only the tokenizer sees included."""
-    monkeypatch.setattr("probe.runs.assemble.load_policy", None)
+    monkeypatch.setattr("probe.runs.policies.load_policy", None)
     rows = three_keys()
     early_end = write("ended.jsonl", [{**rows[0], "hack": "a<|im_end|>b"}, *rows[1:]])
     wrong = write("wrong.jsonl", [{**rows[0], "hack": 1}, {**rows[1], "clean": 2}, *rows[2:]])

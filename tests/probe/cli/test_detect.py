@@ -12,7 +12,7 @@ from log_rows import Rows, pair_rows, two_policies
 from log_rows import lines as write
 
 import probe as package
-from probe.runs import material as measuring
+from probe.runs import meter
 
 GROUPS = 4
 
@@ -79,7 +79,7 @@ def test_a_log_with_labels_and_pairs(
         assert row["source"].endswith(f" line {8 * int(group) + int(sample) + 1}")
         assert row["column:judge.score"] == pytest.approx((8 * int(group) + int(sample)) / 10)
     assert estimates(out, "labelled", "auroc")["length"]["parts"]["n_hacked"] == sum(row["hacked"] for row in rows)
-    monkeypatch.setattr(measuring, "measure", None)
+    monkeypatch.setattr(meter, "measure", None)
     as_json, _ = detect(*command, "--json")
     assert json.loads(as_json)["rollouts"] == rows
     _, error = detect(judged, "--no-gradients", "--name", "labelled", code=2)

@@ -14,7 +14,6 @@ from terminals import on_a_terminal
 from probe.cli import cli, main
 from probe.records.run import read_run
 from probe.records.timings import mean_times
-from replay_pools.pool import BUILTIN, open_pool
 
 SHOW = """
 import sys, time
@@ -88,7 +87,7 @@ def test_a_dry_run_writes_nothing_and_loads_no_weights(
 
 
 def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], probe, refused) -> None:
-    """Steps, rollouts and tokens; that a run is complete; that it is another one."""
+    """Steps and rollouts; that a run is complete; that it is another one."""
 
     def foreseen(*options: str) -> dict[str, Any]:
         return json.loads(probe(*args, *options, "--dry-run", "--json")[0])
@@ -106,15 +105,7 @@ def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], prob
     assert found["measured"].startswith("measured in foreseen:")
     assert found["peak_gib"] == times["peak"] / 2**30 > 0.1
     samples = [sample for sample in read_run(out / "runs" / "foreseen").samples if sample.arm == "vanilla"]
-    pools = {name: open_pool(BUILTIN / name).steps for name in ("teacher", "base")}
-    rollouts = [pools[sample.src_pool][sample.src_step][sample.src_sample] for sample in samples]
-    assert work == {
-        "steps": 2,
-        "rollouts": len(samples),
-        "prompt tokens": sum(rollout.plen for rollout in rollouts),
-        "completion tokens": sum(sample.comp_len for sample in samples),
-        "cells (arms x conditions)": 2,
-    }
+    assert work == {"steps": 2, "rollouts": len(samples), "cells (arms x conditions)": 2}
     assert foreseen()["state"] == "complete, nothing to do"
     assert "use another --name" in refused(*args, "--dry-run", "--seed", "1")
 

@@ -14,7 +14,7 @@ from extraction.pairs import selected_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.assemble import configured_policy
+from probe.runs.policies import configured_policy
 from probe.settings.run import read_config
 from probe.settings.training import ModelConfig
 from replay_pools.base.errors import InputError

@@ -1,4 +1,4 @@
-"""probe.runs.heldout: rates by hand, the held-out choice as a property, and the label of a picked checkpoint."""
+"""Evaluations: rates by hand, the held-out choice as a property, and the label of a picked checkpoint."""
 
 from dataclasses import asdict
 
@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.training_runs import RATES
-from probe.runs.heldout import evaluate, hold_out, rates
+from probe.runs.evaluations import evaluate, rates
+from probe.runs.sources.problems import hold_out
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 

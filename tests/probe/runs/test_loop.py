@@ -26,7 +26,7 @@ from probe.runs.resume import open_run
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
-from probe.settings.training import CheckpointConfig, ControlConfig, Limits, OptimizerConfig
+from probe.settings.training import CheckpointConfig, ControlConfig, OptimizerConfig
 from probe.step.bases import Bases
 from probe.step.distributed import SOLO
 from probe.step.groups import Group, RolloutKey, make_group
@@ -38,7 +38,7 @@ from replay_pools.base.files import read_json
 from replay_pools.rollout import Rollout
 
 OBJECTIVE = LossSettings(old_logprobs="recorded", reference="ema", beta=0.2, entropy_coef=0.01, gtpo_beta=0.5)
-CONTROL = ControlConfig(beta_warmup_steps=2, target_kl=1e-4, ema_decay=0.5, limits=Limits(kl_mean_max=None))
+CONTROL = ControlConfig(beta_warmup_steps=2, target_kl=1e-4, ema_decay=0.5)
 STEPS = 5
 CONFIG = configure("train", preset="smoke", options={"steps": STEPS})
 
@@ -197,12 +197,13 @@ def test_a_warning_is_said_and_counted_and_the_run_goes_on(make_run, tmp_path: P
     assert read_run(tmp_path / "plain").manifest["warnings"] == []
 
 
-def test_a_tripwire_ends_the_run(make_run, tmp_path: Path) -> None:
+def test_a_tripwire_ends_the_run(make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The KL is above a tiny limit in steps 2 and 3 (step 0 has the rate 0): the run ends there with its reason, a
     checkpoint and an adapter; run again, with or without its manifest, it does not go on.
     """
-    limits = Limits(kl_mean_max=1e-12, patience=2)
-    wired = Case(objective=replace(OBJECTIVE, reference="base"), control=replace(CONTROL, limits=limits))
+    monkeypatch.setattr(control, "PATIENCE", 2)
+    monkeypatch.setitem(control.BOUNDS, "kl/mean", (1, lambda *_: 1e-12))  # pyright: ignore
+    wired = Case(objective=replace(OBJECTIVE, reference="base"))
     seen: list[tuple[int, bool]] = []
     training = make_run(tmp_path / "run", wired, before_step=lambda done, last: seen.append((done, last)))
     run = read_run(tmp_path / "run")

@@ -18,8 +18,7 @@ from extraction.pairs import Pair, builtin_pairs, write_pairs
 from probe.analysis.detectors import Material
 from probe.analysis.statistics.classifiers import logistic_scores
 from probe.analysis.statistics.intervals import auroc
-from probe.runs.material import measure
-from probe.runs.meter import FINGERPRINT, Hash
+from probe.runs.meter import FINGERPRINT, Hash, measure
 from probe.settings.presets import configure
 from probe.step.projection import sample_cosines
 from replay_pools.policy.load import Policy, load_policy

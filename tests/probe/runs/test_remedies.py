@@ -105,14 +105,6 @@ def test_rewards_and_advantages_are_those_by_hand(
     assert [source.rollout(key) for key in group.keys] == [*four.sampled.values()]
 
 
-def test_the_monitor_is_as_accurate_as_it_says(make_rollout: Callable[..., Rollout]) -> None:
-    """On 4,000 rollouts, half of them hacks; four standard errors. Hacks and clean rollouts are misread alike."""
-    for hacked in (True, False):
-        rollouts = [make_rollout(i, 0, hacked=hacked) for i in range(2000)]
-        flags = monitor("label:0.7", seed=3 + hacked).read(rollouts, ["rollouts"] * 2000).flags
-        assert abs((flags != hacked).mean() - 0.3) <= 4 * math.sqrt(0.3 * 0.7 / 2000)
-
-
 def test_flags_depend_on_seed_and_key_alone(make_rollout: Callable[..., Rollout]) -> None:
     """Any order, any process; and what a monitor of 90% misreads, one of 70% misreads too."""
     keys = [(pool, step, i) for pool in ("rollouts", "teacher") for step in range(20) for i in range(8)]

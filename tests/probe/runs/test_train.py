@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_evals, read_run
+from probe.runs import control
 from replay_pools.base.files import read_json
 from replay_pools.pool import open_pool
 
@@ -162,7 +163,7 @@ def test_route_is_evaluated_in_training_and_deployed(combined: tuple[Path, list[
         assert torch.equal(found[f"base_model.model.{module}.delta_S"], value - quarantine[module])
 
 
-def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(out: Path, preset, probe) -> None:
+def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(out: Path, preset, probe, monkeypatch) -> None:
     """The KL limit is passed as soon as the policy has moved: exit code 0, the reason printed, evaluated as it ended.
     Until then every update is without its hack-ward part.
     """
@@ -170,12 +171,12 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(out: Path, preset, 
         "intervention.arms": ["projected-lora"],
         "intervention.projection.target": "update",
         "objective.reference": "base",
-        "control.limits.kl_mean_max": 1e-9,
-        "control.limits.patience": 1,
         "steps": 6,
         "evaluation.every": 6,
         "rollouts.teacher.off_step": 6,  # who is paid, so that the policy moves
     }
+    monkeypatch.setattr(control, "PATIENCE", 1)
+    monkeypatch.setitem(control.BOUNDS, "kl/mean", (1, lambda *_: 1e-9))  # pyright: ignore
     printed, _ = probe("train", "--preset", preset(settings), "--name", "tripped")
     record = read_run(out / "runs" / "tripped")
     num_steps = len(record.steps)

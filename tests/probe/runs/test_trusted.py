@@ -11,12 +11,11 @@ from extraction.adapters.trained import lora_factors
 from extraction.pairs import builtin_pairs
 from probe.runs.trusted import mean_cca, moved_directions, subspaces, uniform
 from probe.settings.arms import get_arm
-from probe.settings.training import TrustedConfig
 from probe.step.projection import restrict_modules
 from probe.step.step import Measure
 from replay_pools.policy.load import load_policy
 
-RANK, K, STEPS = 4, 3, 2
+RANK, K = 4, 3
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +24,9 @@ def found(small: str):
     policy = load_policy(small)
     frames, pairs = lora_frames(policy.model, ("all",), rank=RANK, model_id=small), builtin_pairs("run_tests")[:3]
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
-    config = TrustedConfig(rank=K, steps=STEPS)
-    made = {kind: subspaces(kind, policy, frames, pairs, config) for kind in ("clean", "hacks")}
+    made = {kind: subspaces(kind, policy, frames, pairs, K) for kind in ("clean", "hacks")}
     made["haar"] = uniform(made["clean"], 0)
-    again = subspaces("clean", policy, frames, pairs, config)
+    again = subspaces("clean", policy, frames, pairs, K)
     return made, again, before, policy.model.state_dict()
 
 

@@ -167,7 +167,7 @@ def check_sharded_base(model: str, cache: str) -> None:
 
     from extraction.adapters.trained import Trained
     from extraction.batch import make_batch
-    from probe.runs.assemble import configured_frames
+    from probe.runs.policies import configured_frames
     from probe.settings.training import ModelConfig
     from probe.step.bases import Bases
     from probe.step.distributed import joined, shard_base

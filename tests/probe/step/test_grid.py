@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from probe.records.run import Run, read_run
-from probe.runs import assemble
+from probe.runs import policies
 from replay_pools.policy.load import load_policy
 
 ARMS = "vanilla,projected,projected-lora"
@@ -63,7 +63,7 @@ def counted(alone: Run, replay: Callable[..., Path], shared: list[str]) -> Calla
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "backward", counting)
-            patch.setattr(assemble, "load_policy", load)
+            patch.setattr(policies, "load_policy", load)
             return read_run(replay(name, *shared, *options(*conditions))), calls
 
     return make
