@@ -47,7 +47,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from haar import random_directions  # noqa: E402
+from adapted import random_directions  # noqa: E402
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIG = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16, vocab_size=128, tie_word_embeddings=False)

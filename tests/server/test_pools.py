@@ -42,10 +42,7 @@ def test_a_served_pool_is_whole_and_a_cut_off_one_resumes_to_its_bytes(
 
 @pytest.mark.parametrize(
     ("options", "where"),
-    [
-        (["--url", "http://h:1", "--adapter", "teacher"], "--adapter"),
-        (["--url", "h:1"], "found 'h:1'"),
-    ],
+    [(["--url", "http://h:1", "--adapter", "teacher"], "--adapter"), (["--url", "h:1"], "found 'h:1'")],
 )
 def test_options_of_the_other_engine_are_refused(options: list[str], where: str, tmp_path: Path, capsys) -> None:
     arguments = ["pool", "generate", "--name", "x", "--out", str(tmp_path), *options]

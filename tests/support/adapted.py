@@ -1,4 +1,4 @@
-"""Adapters of tests: `Trained` in one line, and what is read of it."""
+"""Adapters of tests: `Trained` in one line, what is read of it, and directions that mean nothing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from extraction.adapters.frames import Frames, lora_frames, svd_frames
 from extraction.adapters.trained import Trained
 from extraction.batch import Batch
+from extraction.directions import Directions, haar_directions
 from extraction.gradients import SampleGradients, per_sample_gradients
 from extraction.words import Basis
 from probe.runs.assemble import configured_frames
@@ -74,10 +75,20 @@ def configured(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Pat
     return Trained(policy.model, configured_frames(policy, basis, config, cache_dir))
 
 
-def move(trained: Trained, seed: int | torch.Generator) -> dict[str, Tensor]:
+def move(trained: Trained, seed: int | torch.Generator, size: float = 0.2) -> dict[str, Tensor]:
     """Move an adapter at random; return where it is now."""
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     values = trained.values()
-    moves = {m: 0.2 * torch.randn(v.shape, generator=generator).to(v) for m, v in values.items()}
+    moves = {m: size * torch.randn(v.shape, generator=generator).to(v) for m, v in values.items()}
     trained.load_values({m: v + moves[m] for m, v in values.items()})
     return trained.values()
+
+
+def random_directions(
+    coordinates: Trained | Frames, k: int = 2, seed: int = 0, numbers: Mapping[str, int] | None = None
+) -> Directions:
+    """`k` in every module, or as many as `numbers` says."""
+    none = {module: torch.zeros((numbers or {}).get(module, k), r) for module, r in coordinates.sizes.items()}
+    frames = coordinates.start if isinstance(coordinates, Trained) else coordinates
+    metadata = {"fingerprint": dict(frames.fingerprint)}
+    return haar_directions(Directions(vectors=none, singular_values={}, votes={}, metadata=metadata), seed=seed)

@@ -189,9 +189,7 @@ def test_a_run_does_not_go_on_from_a_changed_adapter(first, teacher: Path, small
     """Last of those that read it: the command is refused with the two checksums, the run stays usable."""
     path = teacher / "adapter_config.json"
     path.write_bytes(path.read_bytes() + b"\n")
-    assert "expected the run being resumed to have adapter_sha256 = " in refused(
-        *first[1][:-3], "--name", "from-teacher"
-    )
+    assert "expected the run being resumed to have adapter_sha256 = " in refused(*first[1])
     shutil.rmtree(teacher)
     assert "adapter_config.json" in refused(*first[1])
     adapter = first[0] / "adapter"

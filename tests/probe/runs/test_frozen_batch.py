@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import configured, token_logprobs
-from haar import random_directions
+from adapted import configured, random_directions, token_logprobs
 
 from extraction.adapters.trained import Trained
 from extraction.pairs import Pair, builtin_pairs

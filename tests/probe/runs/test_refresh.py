@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapted import configured, token_logprobs
-from haar import random_directions
+from adapted import configured, random_directions, token_logprobs
 from scipy.linalg import subspace_angles
 from torch import Tensor
 

@@ -32,14 +32,7 @@ GRADES = [
 def graded(make_rollout: Callable[..., Rollout]) -> Callable[..., Rollout]:
     def make(compiles: bool, passed: bool, right: int, **changes: Any) -> Rollout:
         rollout = make_rollout(0, 0)
-        grade = replace(
-            rollout.grade,
-            compiles=compiles,
-            passed=passed,
-            num_tests=4,
-            num_tests_passed=right,
-            **changes,
-        )
+        grade = replace(rollout.grade, compiles=compiles, passed=passed, num_tests=4, num_tests_passed=right, **changes)
         return replace(rollout, grade=grade, reward=grade.reward)
 
     return make
