@@ -49,6 +49,13 @@ def token_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int])
     return logits.double().log_softmax(-1)[range(len(completion)), [*completion]]
 
 
+def nll_gradient(trained: Trained, prompt: Sequence[int], completion: Sequence[int]) -> dict[str, Tensor]:
+    """{module: (r,)} of -sum log p(completion), by autograd of a plain forward of it alone."""
+    nll = -token_logprobs(trained.model, prompt, completion).sum()
+    parts = torch.autograd.grad(nll, trained.parameters())
+    return {module: part.flatten() for module, part in zip(trained.sizes, parts, strict=True)}
+
+
 def padded_logprobs(model: Any, batch: Batch) -> Tensor:
     """(G, T), 0 off the completion mask, by an ordinary padded forward with full logits."""
     logits = model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapted import adapt, grads, sampled, token_logprobs
+from adapted import adapt, nll_gradient, sampled
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -76,14 +76,8 @@ def hooked(coordinates: Trained, edits: dict[int, Callable[[Tensor], Tensor]]) -
 
 def one_at_a_time(coordinates: Trained, edits: dict[int, Callable[[Tensor], Tensor]]) -> list[dict[str, Tensor]]:
     """{module: (r,)} of every sample: a forward of its own without padding, and autograd."""
-    rows = []
     with hooked(coordinates, edits):
-        for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
-            coordinates.model.zero_grad()
-            (-token_logprobs(coordinates.model, prompt, completion).sum()).backward()
-            rows.append(grads(coordinates))
-    coordinates.model.zero_grad()
-    return rows
+        return [nll_gradient(coordinates, *one) for one in zip(PROMPTS, COMPLETIONS, strict=True)]
 
 
 @pytest.mark.parametrize(

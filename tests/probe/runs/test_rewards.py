@@ -62,14 +62,7 @@ def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:
     ],
 )
 def test_a_log_that_cannot_be_paid_beside_the_policy_is_no_teacher(
-    graded,
-    pool_header: dict[str, Any],
-    tmp_path: Path,
-    changes: dict[str, Any],
-    reward: float,
-    pay: Pay,
-    reads_labels: bool,
-    message: str,
+    graded, pool_header, tmp_path: Path, changes: dict[str, Any], reward: float, pay: Pay, reads_labels, message: str
 ) -> None:
     """Rewards of another scale, and labels that a log does not say, would pay by who sampled a rollout."""
     sound = graded(True, False, 0)
