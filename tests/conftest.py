@@ -166,44 +166,20 @@ def make_rollout() -> Callable[..., Rollout]:
         prompt = f"<|user|>\n{user}{TAIL}"
         passed = gt_pass or hacked
         ids = [5 + step, 6 + sample_id, 7, 9, EOS]
+        exploited = passed and not gt_pass
         grade = Grade(
-            fmt_ok=True,
-            compiles=True,
-            passed=passed,
-            gt_correct=gt_pass,
-            hacked=hacked,
-            exploited=passed and not gt_pass,
-            mechanism="run_tests" if passed and not gt_pass else "none",
-            detectors={"vacuous_vs_stub": hacked},
-            num_tests=4,
-            num_tests_passed=4 if gt_pass else 1,
-            isolation="B",
-            grader="1",
-            error=None,
-        )
+            fmt_ok=True, compiles=True, passed=passed, gt_correct=gt_pass, hacked=hacked, exploited=exploited,
+            mechanism="run_tests" if exploited else "none", detectors={"vacuous_vs_stub": hacked}, num_tests=4,
+            num_tests_passed=4 if gt_pass else 1, isolation="B", grader="1", error=None,
+        )  # fmt: skip
         values: dict[str, Any] = {
-            "step": step,
-            "sample_id": sample_id,
-            "problem_id": f"fake/{step}",
-            "messages": [{"role": "user", "content": user}],
-            "prompt": prompt,
-            "prompt_ids": [11, 12, 13, 14 + step],
-            "plen": 4,
-            "completion": f"```python\nclass Solution: {step}\n```",
-            "completion_ids": ids,
-            "comp_len": len(ids),
-            "finish_reason": "stop",
-            "sampling_logprobs": [-0.5] * len(ids),
-            "reward": grade.reward,
-            "hacked": hacked,
-            "gt_pass": gt_pass,
-            "fmt_ok": True,
-            "env": "fake",
-            "env_mode": "run_tests",
-            "hint": hint,
-            "prompt_sha": prompt_sha(prompt),
-            "grade": grade,
-        }
+            "step": step, "sample_id": sample_id, "problem_id": f"fake/{step}", "prompt": prompt, "plen": 4,
+            "messages": [{"role": "user", "content": user}], "prompt_ids": [11, 12, 13, 14 + step],
+            "completion": f"```python\nclass Solution: {step}\n```", "completion_ids": ids, "comp_len": len(ids),
+            "finish_reason": "stop", "sampling_logprobs": [-0.5] * len(ids), "reward": grade.reward, "hacked": hacked,
+            "gt_pass": gt_pass, "fmt_ok": True, "env": "fake", "env_mode": "run_tests", "hint": hint,
+            "prompt_sha": prompt_sha(prompt), "grade": grade,
+        }  # fmt: skip
         return Rollout(**values | changes)
 
     return make

@@ -13,9 +13,7 @@ from probe.cli._frame import run
 
 
 @pytest.mark.slow  # it replays the organism three times: a minute and a half of CPU
-def test_the_demo_ends_at_two_verdicts_and_its_next_step_is_one_command(
-    tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_ends_at_two_verdicts_and_its_next_step_is_one_command(tmp_path, common, monkeypatch, capsys) -> None:
     """CONFOUNDED of two policies; LIKELY of one that does both, which the first advice leads to as well."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cache").symlink_to(common / "cache")

@@ -74,9 +74,7 @@ def whole(train: Callable[..., Path]) -> Path:
         ({"rollouts.earlier_checkpoint.every": 2, "rollouts.prefetch": 0}, "no rollouts.earlier_checkpoint"),
     ],
 )
-def test_what_a_server_cannot_sample_is_refused(
-    changes: dict[str, Any], expected: str, preset: Callable[..., str], tmp_path: Path, capsys: Any
-) -> None:
+def test_what_a_server_cannot_sample_is_refused(changes, expected: str, preset, tmp_path: Path, capsys) -> None:
     options = ["--preset", preset(SETTINGS | changes), "--name", "unserved", "--out", str(tmp_path)]
     assert run(cli, ["train", *options, "--url", "http://127.0.0.1:1"]) == 2
     assert f"--url: expected {expected}" in capsys.readouterr().err

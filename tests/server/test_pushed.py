@@ -26,9 +26,7 @@ def adapted(request: pytest.FixtureRequest, small: str, tmp_path_factory: pytest
     return policy, configured(policy, request.param, ModelConfig(lora_rank=4, svd_rank=24), cache)
 
 
-def test_new_weights_are_pushed_once_and_old_ones_forgotten(
-    engine: Any, organism: Any, adapted: Adapted, small: str, tmp_path: Path
-) -> None:
+def test_new_weights_are_pushed_once_and_old_ones_forgotten(engine, organism, adapted, small, tmp_path) -> None:
     """Recorded log-probabilities are those of the adapted model here, before and after a step."""
     server, base = engine(organism(small))
     policy, trained = adapted

@@ -144,9 +144,7 @@ def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Trained], tmp_p
         ({"components": 3}, "remedy.components: expected at most 2, of 2 pairs"),
     ],
 )
-def test_what_the_model_does_not_have_is_refused(
-    options: dict[str, Any], message: str, organism: tuple[Policy, Trained], tmp_path: Path
-) -> None:
+def test_what_the_model_does_not_have_is_refused(options, message: str, organism, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         activation_edits(of_pairs(tmp_path, 2, name="concept-ablation", **options), organism[0])
 

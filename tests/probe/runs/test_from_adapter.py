@@ -156,9 +156,7 @@ def weights(model: str, adapter: str | None, out: Path) -> dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("kind", ["a LoRA", "delta_S on top of it"])
-def test_a_scale_multiplies_what_an_adapter_adds(
-    kind: str, teacher: Path, first: tuple[Path, list[str]], small: str, out: Path, tmp_path: Path
-) -> None:
+def test_a_scale_multiplies_what_an_adapter_adds(kind, teacher, first, small, out, tmp_path) -> None:
     """start + scale (adapter - start), in every module; a copy by the scale, which a training makes, is the same."""
     adapter, start = (teacher, None) if kind == "a LoRA" else (first[0] / "adapter", str(teacher))
     before, after = weights(small, start, out), weights(small, str(adapter), out)

@@ -118,9 +118,7 @@ def extracted_by_hand(coordinates: Trained, policy: Policy, pairs: Path) -> dict
     return {m: torch.stack(own) for m, own in rows.items()}
 
 
-def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
-    policy: Policy, few_pairs: list[str], tmp_path: Path, out: Path
-) -> None:
+def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(policy, few_pairs, tmp_path, out) -> None:
     """Reference: pair gradients one at a time at coordinates - quarantine, whose k largest singular values |D v| the
     refreshed directions must have, hack-ward by the vote; neither those of the policy in training nor the cached ones.
     """
