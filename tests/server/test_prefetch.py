@@ -33,12 +33,6 @@ SETTINGS = {
     "evaluation.every": 3,
     "evaluation.num_problems": 1,
 }
-STOPPING = {
-    "objective.reference": "base",
-    "control.limits.kl_mean_max": 1e-9,
-    "control.limits.patience": 1,
-    "rollouts.prioritise": "variance",
-}
 
 
 @pytest.fixture(scope="module")
@@ -99,16 +93,6 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(whole: Pat
     assert contents(train("whole-in-turn")) == contents(whole)
     moved = max(abs(step.ratio["mean"] - 1) for step in read_run(whole).steps)
     assert moved > 1e-3, "no policy has moved since it sampled: the test shows nothing"
-
-
-@pytest.mark.slow
-def test_a_run_that_stops_while_batches_are_sampled_leaves_none(train: Callable[..., Path]) -> None:
-    """The problems of a batch depend on those before it, so they are drawn in turn."""
-    stopped = train("stopped", STOPPING)
-    steps = read_run(stopped).steps
-    assert 1 < len(steps) < SETTINGS["steps"]
-    pool = open_pool(stopped / "rollouts")
-    assert {group[0].step // 2 for group in pool.steps} == {*range(len(steps))}, "batches that nothing trained on"
 
 
 @pytest.mark.slow

@@ -84,21 +84,6 @@ def test_ages_count_the_steps_since_the_extraction(measures) -> None:
     assert len(calls) == 2
 
 
-def test_a_resumed_run_reads_what_it_left(measures, tmp_path: Path) -> None:
-    """A fresh object at step 4 of every 3 extracts nothing: it has the directions of step 3, bit for bit; and a step
-    that is done again finds its own.
-    """
-    calls: list[int] = []
-    first = measures(3, calls)
-    (wanted,) = [first(step) for step in range(4)][-1]
-    for step in (4, 3):
-        (found,) = measures(3, calls)(step)
-        assert all(torch.equal(v, wanted.vectors[m]) for m, v in found.vectors.items())
-        assert (found.age, found.overlap) == (step - 3, wanted.overlap)
-    assert len(calls) == 1, "a resumed run extracted again"
-    assert sorted(path.name for path in (tmp_path / "directions").iterdir()) == ["step_000003.safetensors"]
-
-
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     return load_policy("organism")
