@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from probe.analysis import families, forecast, pull
 from probe.analysis.statistics import permutation, run_gradients
+from replay_pools import pool
 from replay_pools.pool import Pool, PoolWriter
 from replay_pools.rollout import Grade, Rollout, prompt_sha
 
@@ -42,6 +43,21 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def parsed_once(parse: Callable[..., list[Rollout]]) -> Callable[..., list[Rollout]]:
+    """`parse`, which sees the same bytes once; what it refuses is refused each time, with its own place."""
+    known: dict[tuple[bytes, int, str], list[Rollout]] = {}
+
+    def parsed(plain: bytes, where: object, step: int, tail: str) -> list[Rollout]:
+        key = plain, step, tail
+        if key not in known:
+            if len(known) > 500:
+                known.clear()
+            known[key] = parse(plain, where, step, tail)
+        return [*known[key]]
+
+    return parsed
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shortcuts() -> Iterator[None]:
     """Unless `make test-nightly` says NO_SHORTCUTS, which writes, grades and draws as a user's command does.
@@ -49,12 +65,14 @@ def shortcuts() -> Iterator[None]:
     No file waits for the disk, since no test cuts the power; a command that grades starts one worker, not one a core.
 
     Directions that are drawn anew from pairs follow from the pairs and the seed alone. The program remembers those of
-    the last pairs, since they are large for a large model; tests turn from run to run, and theirs are small.
+    the last pairs, since they are large for a large model; tests turn from run to run, and theirs are small. So it is
+    with groups of rollouts, of which tests read the same bytes again and again.
     """
     with pytest.MonkeyPatch.context() as patch:
         if "NO_SHORTCUTS" not in os.environ:
             patch.setattr(os, "fsync", lambda descriptor: None)
             patch.setattr(os, "cpu_count", lambda: 1)
+            patch.setattr(pool, "_parse_group", parsed_once(pool._parse_group))
             for name, modules in DRAWN.items():
                 remembered = lru_cache(maxsize=8)(getattr(modules[0], name).__wrapped__)
                 for module in modules:
@@ -148,44 +166,20 @@ def make_rollout() -> Callable[..., Rollout]:
         prompt = f"<|user|>\n{user}{TAIL}"
         passed = gt_pass or hacked
         ids = [5 + step, 6 + sample_id, 7, 9, EOS]
+        exploited = passed and not gt_pass
         grade = Grade(
-            fmt_ok=True,
-            compiles=True,
-            passed=passed,
-            gt_correct=gt_pass,
-            hacked=hacked,
-            exploited=passed and not gt_pass,
-            mechanism="run_tests" if passed and not gt_pass else "none",
-            detectors={"vacuous_vs_stub": hacked},
-            num_tests=4,
-            num_tests_passed=4 if gt_pass else 1,
-            isolation="B",
-            grader="1",
-            error=None,
-        )
+            fmt_ok=True, compiles=True, passed=passed, gt_correct=gt_pass, hacked=hacked, exploited=exploited,
+            mechanism="run_tests" if exploited else "none", detectors={"vacuous_vs_stub": hacked}, num_tests=4,
+            num_tests_passed=4 if gt_pass else 1, isolation="B", grader="1", error=None,
+        )  # fmt: skip
         values: dict[str, Any] = {
-            "step": step,
-            "sample_id": sample_id,
-            "problem_id": f"fake/{step}",
-            "messages": [{"role": "user", "content": user}],
-            "prompt": prompt,
-            "prompt_ids": [11, 12, 13, 14 + step],
-            "plen": 4,
-            "completion": f"```python\nclass Solution: {step}\n```",
-            "completion_ids": ids,
-            "comp_len": len(ids),
-            "finish_reason": "stop",
-            "sampling_logprobs": [-0.5] * len(ids),
-            "reward": grade.reward,
-            "hacked": hacked,
-            "gt_pass": gt_pass,
-            "fmt_ok": True,
-            "env": "fake",
-            "env_mode": "run_tests",
-            "hint": hint,
-            "prompt_sha": prompt_sha(prompt),
-            "grade": grade,
-        }
+            "step": step, "sample_id": sample_id, "problem_id": f"fake/{step}", "prompt": prompt, "plen": 4,
+            "messages": [{"role": "user", "content": user}], "prompt_ids": [11, 12, 13, 14 + step],
+            "completion": f"```python\nclass Solution: {step}\n```", "completion_ids": ids, "comp_len": len(ids),
+            "finish_reason": "stop", "sampling_logprobs": [-0.5] * len(ids), "reward": grade.reward, "hacked": hacked,
+            "gt_pass": gt_pass, "fmt_ok": True, "env": "fake", "env_mode": "run_tests", "hint": hint,
+            "prompt_sha": prompt_sha(prompt), "grade": grade,
+        }  # fmt: skip
         return Rollout(**values | changes)
 
     return make

@@ -12,9 +12,7 @@ from probe.cli._frame import run
 
 
 @pytest.mark.slow  # it replays the organism twice: a minute of CPU
-def test_the_demo_takes_the_next_step_that_it_prints(
-    tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_takes_the_next_step_that_it_prints(tmp_path, common, monkeypatch, capsys) -> None:
     """CONFOUNDED of two policies; LIKELY of one that does both, which the first advice leads to as well."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cache").symlink_to(common / "cache")

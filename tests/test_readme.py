@@ -29,15 +29,8 @@ METHOD = (ROOT / "spec" / "METHOD.md").read_text()
 PAGES = {"README.md": 1}  # {document: how many blocks it has at least}
 PAGES |= {f"spec/guide/{path.name}": path.read_text().count("\n```bash") for path in sorted(GUIDE.glob("*.md"))}
 # Names that stand for a reader's own.
-EXAMPLES = (
-    "spec/NAME.toml",
-    "spec/NAME-training.toml",
-    "spec/NAME.md",
-    "spec/experiments/NAME.md",
-    "spec/same-prompt.toml",
-    "spec/same-prompt-training.toml",
-    "spec/RUN-screen.toml",
-)
+EXAMPLES = [f"spec/{name}" for name in ("NAME.toml", "NAME-training.toml", "NAME.md", "experiments/NAME.md")]
+EXAMPLES += [f"spec/{name}.toml" for name in ("same-prompt", "same-prompt-training", "RUN-screen")]
 BLOCK = re.compile(r"```(bash|python)\n(.*?)```", re.S)
 PACKAGES = ("replay_pools", "extraction", "probe")
 

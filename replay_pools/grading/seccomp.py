@@ -1,7 +1,7 @@
 """A seccomp filter (a BPF program in the kernel, installed by ctypes): every system call but those listed here fails.
 
 The tables list permissions, because no list of refusals is ever complete. They hold the calls that Python and its
-library made in honest code (`tests/bench/trace_calls.py`), and the ones that glibc and musl make in their place.
+library made in honest code (by strace), and the ones that glibc and musl make in their place.
 A refused call fails with EPERM. One numbered 424 or above fails with ENOSYS; those numbers are the same on every
 architecture (io_uring, pidfd, the new mount interface, clone3, and whatever a later kernel adds), and libc then falls
 back to older calls with arguments that a filter can see.

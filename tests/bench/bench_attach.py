@@ -20,7 +20,7 @@ from extraction.adapters.frames import svd_frames
 from extraction.directions import Directions
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from haar import random_directions  # noqa: E402
+from adapted import random_directions  # noqa: E402
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
 CONFIG = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=64, vocab_size=1024)

@@ -38,7 +38,7 @@ from extraction.passes import each_pass
 from probe.step.projection import project_modules
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from haar import random_directions  # noqa: E402
+from adapted import random_directions  # noqa: E402
 
 disable_progress_bar()
 

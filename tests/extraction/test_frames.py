@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from adapted import adapt, framed, sampled, token_logprobs
-from haar import random_directions
+from adapted import adapt, framed, random_directions, sampled, token_logprobs
 from tiny_models import build_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D

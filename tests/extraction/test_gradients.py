@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapted import adapt, framed, grads, sampled, token_logprobs
+from adapted import adapt, framed, nll_gradient, sampled
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction import passes
@@ -13,15 +13,9 @@ from replay_pools.base.errors import InputError
 
 
 def reference(coordinates, prompts, completions):
-    """For each sample alone and unpadded: full logits, -sum_t logp_t, backward into the adapter's parameters."""
-    rows = {module: [] for module in coordinates.sizes}
-    for prompt, completion in zip(prompts, completions):
-        coordinates.model.zero_grad()
-        (-token_logprobs(coordinates.model, prompt, completion).sum()).backward()
-        for module, gradient in grads(coordinates).items():
-            rows[module].append(gradient)
-    coordinates.model.zero_grad()
-    return {module: torch.stack(found) for module, found in rows.items()}
+    """For each sample alone and unpadded: full logits, -sum_t logp_t, autograd of the adapter's parameters."""
+    rows = [nll_gradient(coordinates, *one) for one in zip(prompts, completions, strict=True)]
+    return {module: torch.stack([row[module] for row in rows]) for module in coordinates.sizes}
 
 
 def assert_close(found, expected, tolerance, hint):

@@ -1,7 +1,6 @@
 """Pools generated through a server: readable, graded; the same answers give the same bytes."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from directories import contents
@@ -19,9 +18,7 @@ def generated(out: Path, url: str, *options: str, code: int = 0) -> Path:
     return out / "pools" / "served"
 
 
-def test_a_served_pool_is_whole_and_a_cut_off_one_resumes_to_its_bytes(
-    loopback: Any, chat: Any, tmp_path: Path
-) -> None:
+def test_a_served_pool_is_whole_and_a_cut_off_one_resumes_to_its_bytes(loopback, chat, tmp_path: Path) -> None:
     """On another port; and where the server refuses in the middle of a batch, no step is written."""
     first, server = loopback(), loopback()
     whole = generated(tmp_path / "a", first.url)

@@ -13,7 +13,7 @@ from served import group_off
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import control, loop
+from probe.runs import loop
 from probe.runs.sources import sampled
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
@@ -32,10 +32,6 @@ SETTINGS = {
     "optimizer.lr": 0.3,
     "evaluation.every": 3,
     "evaluation.num_problems": 1,
-}
-STOPPING = {
-    "objective.reference": "base",
-    "rollouts.prioritise": "variance",
 }
 
 
@@ -72,9 +68,7 @@ def whole(train: Callable[..., Path]) -> Path:
         ({"rollouts.earlier_checkpoint.every": 2, "rollouts.prefetch": 0}, "no rollouts.earlier_checkpoint"),
     ],
 )
-def test_what_a_server_cannot_sample_is_refused(
-    changes: dict[str, Any], expected: str, preset: Callable[..., str], tmp_path: Path, capsys: Any
-) -> None:
+def test_what_a_server_cannot_sample_is_refused(changes, expected: str, preset, tmp_path: Path, capsys) -> None:
     options = ["--preset", preset(SETTINGS | changes), "--name", "unserved", "--out", str(tmp_path)]
     assert run(cli, ["train", *options, "--url", "http://127.0.0.1:1"]) == 2
     assert f"--url: expected {expected}" in capsys.readouterr().err
@@ -99,20 +93,6 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(whole: Pat
     assert contents(train("whole-in-turn")) == contents(whole)
     moved = max(abs(step.ratio["mean"] - 1) for step in read_run(whole).steps)
     assert moved > 1e-3, "no policy has moved since it sampled: the test shows nothing"
-
-
-@pytest.mark.slow
-def test_a_run_that_stops_while_batches_are_sampled_leaves_none(
-    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The problems of a batch depend on those before it, so they are drawn in turn."""
-    monkeypatch.setattr(control, "PATIENCE", 1)
-    monkeypatch.setitem(control.BOUNDS, "kl/mean", (1, lambda *_: 1e-9))  # pyright: ignore
-    stopped = train("stopped", STOPPING)
-    steps = read_run(stopped).steps
-    assert 1 < len(steps) < SETTINGS["steps"]
-    pool = open_pool(stopped / "rollouts")
-    assert {group[0].step // 2 for group in pool.steps} == {*range(len(steps))}, "batches that nothing trained on"
 
 
 @pytest.mark.slow

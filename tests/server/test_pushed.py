@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapted import configured
-from served import most_off, move
+from adapted import configured, move
+from served import most_off
 
 from extraction.adapters.trained import Trained
 from probe.runs.sources.served import PushedEngine, load_adapter, unload_adapter
@@ -26,9 +26,7 @@ def adapted(request: pytest.FixtureRequest, small: str, tmp_path_factory: pytest
     return policy, configured(policy, request.param, ModelConfig(lora_rank=4, svd_rank=24), cache)
 
 
-def test_new_weights_are_pushed_once_and_old_ones_forgotten(
-    engine: Any, organism: Any, adapted: Adapted, small: str, tmp_path: Path
-) -> None:
+def test_new_weights_are_pushed_once_and_old_ones_forgotten(engine, organism, adapted, small, tmp_path) -> None:
     """Recorded log-probabilities are those of the adapted model here, before and after a step."""
     server, base = engine(organism(small))
     policy, trained = adapted
@@ -41,7 +39,7 @@ def test_new_weights_are_pushed_once_and_old_ones_forgotten(
         (path,) = tmp_path.iterdir()  # directories of former steps are not left behind
         assert (name, server.adapters[name]) == (path.name, str(path))
         assert server.bodies()[-1]["model"] == name
-        move(trained, step)
+        move(trained, step, 1.0)
         assert most_off(policy, prompts, found) > 0.01, "the step changed nothing: the test shows nothing"
     loaded = server.calls("load")
     assert len(loaded) == len(set(loaded)) == 3, "once for each of three weights"
@@ -69,7 +67,7 @@ def test_a_name_is_its_content(engine: Any, adapted: Adapted, tmp_path: Path) ->
     """A trainer that died after the push finds its adapter loaded, under the name of the very same weights."""
     server, base = engine()
     before = adapted[1].values()
-    for load in (lambda: None, lambda: move(adapted[1], 1), lambda: adapted[1].load_values(before)):
+    for load in (lambda: None, lambda: move(adapted[1], 1, 1.0), lambda: adapted[1].load_values(before)):
         load()
         for _ in range(2):
             PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from adapted import configured
-from served import group_off, most_off, move
+from adapted import configured, move
+from served import group_off, most_off
 
 from probe.cli import cli
 from probe.cli._frame import run

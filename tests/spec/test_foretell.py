@@ -1,16 +1,10 @@
-"""The study foretell: Spearman's interval simulated, what a side removes against the forecast, its table from runs."""
+"""The study foretell: Spearman's interval, simulated."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scripts import ROOT, load_script
-from worlds import World, make_run
-
-from probe.analysis.forecast import forecast
-from probe.analysis.statistics.run_gradients import Linked, link
-from probe.records.run import Run, read_run
 
 foretell = load_script(ROOT / "spec" / "studies" / "foretell" / "foretell.py")
 
@@ -34,19 +28,3 @@ def test_a_perfect_ranking_is_no_certainty_and_no_ranking_no_number() -> None:
     assert 0 < low < 0.99 < high < 1
     assert math.isnan(foretell.spearman([1, 1, 1, 1], [1, 2, 3, 4])[0])
     assert foretell.spearman([1, 2, 3], [3, 2, 1]) == (pytest.approx(-1), None), "three treatments have no interval"
-
-
-def linked(run: Run, arm: str) -> Linked:
-    return link(run, [row for row in run.samples if row.arm == arm], [row for row in run.steps if row.arm == arm])
-
-
-@pytest.mark.parametrize(("side", "overshoot"), [("one_sided", 1.0), ("two_sided", 2.0)])
-def test_what_the_gate_along_v_hack_removes_is_the_forecast(tmp_path: Path, side: str, overshoot: float) -> None:
-    """Shares of the three targets, and the norm that is removed."""
-    run = read_run(make_run(tmp_path / "runs" / "run", World(num_steps=12)))
-    of_projected = linked(run, "projected")
-    row = foretell.removals(run, of_projected, side=side, overshoot=overshoot)["projected"]
-    expected = {one.name: one for one in forecast(of_projected, side=side, overshoot=overshoot, num_draws=9)}
-    assert row["norm_removed"] == pytest.approx(expected["removed/norm"].value, rel=1e-9)
-    for target in ("margin", "hacks", "honest"):
-        assert row[f"{target}_removed"] == pytest.approx(expected[f"removed/{target}"].value, rel=1e-6), target

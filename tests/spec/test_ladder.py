@@ -44,27 +44,14 @@ def train(tmp_path: Path, make_rollout: Callable[..., Rollout], pool_header: dic
         writer.finish()
         return rollouts
 
-    def make(
-        name: str,
-        by_step: Mapping[int, Solved],
-        *,
-        seed: int = 0,
-        weights: str = "w",
-        kind: str = "runs",
-        **changes: Any,
-    ) -> Path:
+    def make(name: str, by_step: Mapping[int, Solved], *, seed=0, weights="w", kind="runs", **changes: Any) -> Path:
         directory = tmp_path / kind / name
         if kind == "evals":
             write_pool(directory / "run_tests", by_step[0], changes)
             return directory
         make_run(directory, World(trains=True, arms=("vanilla",), num_steps=2))
         config = read_json(directory / CONFIG_FILE) | {"base_weights_sha256": weights}
-        config["settings"] = {
-            **config["settings"],
-            "verb": "train",
-            "seed": seed,
-            "model": {"name": "organism", "adapter": None},
-        }
+        config["settings"] |= {"verb": "train", "seed": seed, "model": {"name": "organism", "adapter": None}}
         write_json(directory / CONFIG_FILE, config)
         rows = []
         for step, solved in by_step.items():

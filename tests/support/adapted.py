@@ -1,4 +1,4 @@
-"""Adapters of tests: `Trained` in one line, and what is read of it."""
+"""Adapters of tests: `Trained` in one line, what is read of it, and directions that mean nothing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from extraction.adapters.frames import Frames, lora_frames, svd_frames
 from extraction.adapters.trained import Trained
 from extraction.batch import Batch
+from extraction.directions import Directions, haar_directions
 from extraction.gradients import SampleGradients, per_sample_gradients
 from extraction.words import Basis
 from probe.runs.policies import configured_frames
@@ -48,6 +49,13 @@ def token_logprobs(model: Any, prompt: Sequence[int], completion: Sequence[int])
     return logits.double().log_softmax(-1)[range(len(completion)), [*completion]]
 
 
+def nll_gradient(trained: Trained, prompt: Sequence[int], completion: Sequence[int]) -> dict[str, Tensor]:
+    """{module: (r,)} of -sum log p(completion), by autograd of a plain forward of it alone."""
+    nll = -token_logprobs(trained.model, prompt, completion).sum()
+    parts = torch.autograd.grad(nll, trained.parameters())
+    return {module: part.flatten() for module, part in zip(trained.sizes, parts, strict=True)}
+
+
 def padded_logprobs(model: Any, batch: Batch) -> Tensor:
     """(G, T), 0 off the completion mask, by an ordinary padded forward with full logits."""
     logits = model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]
@@ -74,10 +82,20 @@ def configured(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Pat
     return Trained(policy.model, configured_frames(policy, basis, config, cache_dir))
 
 
-def move(trained: Trained, seed: int | torch.Generator) -> dict[str, Tensor]:
+def move(trained: Trained, seed: int | torch.Generator, size: float = 0.2) -> dict[str, Tensor]:
     """Move an adapter at random; return where it is now."""
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     values = trained.values()
-    moves = {m: 0.2 * torch.randn(v.shape, generator=generator).to(v) for m, v in values.items()}
+    moves = {m: size * torch.randn(v.shape, generator=generator).to(v) for m, v in values.items()}
     trained.load_values({m: v + moves[m] for m, v in values.items()})
     return trained.values()
+
+
+def random_directions(
+    coordinates: Trained | Frames, k: int = 2, seed: int = 0, numbers: Mapping[str, int] | None = None
+) -> Directions:
+    """`k` in every module, or as many as `numbers` says."""
+    none = {module: torch.zeros((numbers or {}).get(module, k), r) for module, r in coordinates.sizes.items()}
+    frames = coordinates.start if isinstance(coordinates, Trained) else coordinates
+    metadata = {"fingerprint": dict(frames.fingerprint)}
+    return haar_directions(Directions(vectors=none, singular_values={}, votes={}, metadata=metadata), seed=seed)

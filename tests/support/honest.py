@@ -8,7 +8,9 @@ import json
 import subprocess
 from collections.abc import Callable, Sequence
 
-from replay_pools.environments.base import Case, Problem
+from attacks import ECHO, problem
+
+from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import fence
 from replay_pools.grading import sandbox
 from replay_pools.grading.labels import Submission
@@ -118,7 +120,6 @@ unittest.TextTestRunner(stream=io.StringIO()).run(unittest.FunctionTestCase(lamb
 """,
 }
 
-_TAIL = "class Solution:\n    def f(self, x):\n        return x\n"
 _IMPORT = "class Solution:\n    def f(self, name):\n        __import__(name)\n        return name\n"
 # A process apart: to import every module would change this one. What a module prints is not ours.
 _OUTSIDE = """
@@ -133,20 +134,6 @@ print(json.dumps(names))
 """
 
 
-def _problem(name: str, source: str, arguments: Sequence[str]) -> Problem:
-    """Answer each argument; the canonical solution uses what the problem is named after."""
-    return Problem(
-        problem_id=name,
-        env="honest",
-        messages=(),
-        func_name="f",
-        starter="",
-        setup_code="",
-        canonical=source,
-        cases=tuple(Case(args=(each,), expected=each) for each in arguments),
-    )
-
-
 @functools.cache
 def library_modules() -> list[str]:
     """The modules of Python's library that can be imported outside of any isolation."""
@@ -156,9 +143,10 @@ def library_modules() -> list[str]:
 
 def problems(modules: Sequence[str]) -> list[Problem]:
     """One problem per entry of USES, and one per eight modules, solved by what imports them."""
-    uses = [_problem(name, code + _TAIL, ["x"]) for name, code in USES.items()]
+    uses = [problem(name, [(("x",), "x")], code + ECHO) for name, code in USES.items()]
     eights = [modules[i : i + 8] for i in range(0, len(modules), 8)]
-    return uses + [_problem(f"import {', '.join(names)}", _IMPORT, names) for names in eights]
+    names_of = {f"import {', '.join(names)}": [((name,), name) for name in names] for names in eights}
+    return uses + [problem(name, cases, _IMPORT) for name, cases in names_of.items()]
 
 
 def refused(grade: Callable[[Sequence[Submission]], list[Grade]], asked: Sequence[Problem]) -> dict[str, str]:

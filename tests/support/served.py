@@ -1,20 +1,12 @@
-"""Policies on a server, in tests: other weights, and how far recorded log-probabilities are off the policy's here."""
+"""Policies on a server, in tests: how far recorded log-probabilities are off the policy's here."""
 
 from collections.abc import Iterable, Sequence
 
 import torch
 from adapted import token_logprobs
 
-from extraction.adapters.trained import Trained
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import Completion, Rollout
-
-
-def move(trained: Trained, seed: int, size: float = 1.0) -> None:
-    """Any step: the weights are others."""
-    generator = torch.Generator().manual_seed(seed)
-    moved = {m: v + size * torch.randn(v.shape, generator=generator) for m, v in trained.values().items()}
-    trained.load_values(moved)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ point at, and what else tells hacks apart.
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from made_records import sample_record, step_record
 from torch import Tensor
 
 from extraction.directions import Directions, PairGradients, extract_directions, haar_directions
-from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, StepRecord
+from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import NO_VARIANCE
@@ -134,32 +134,19 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     haar = haar_directions(v_hack, seed=1)
     control = v_hack if world.twin_arms else haar
     arms = {arm: v_hack if ARMS[arm].directions == "v_hack" else control for arm in world.arms}
-    steps: list[StepRecord] = []
-    for step in range(world.num_steps):
-        hacked = HACKED & (world.hacking_prompts is None or step < world.hacking_prompts)
-        amounts = np.where(hacked != HACKED, world.amounts[1], np.repeat(world.amounts, (4, 2, 2)))
-        is_own = step >= world.num_steps - world.num_own
-        amounts = np.where(HACKED & is_own, 0.0, amounts)
-        lengths = rng.integers(40, 60, 8)
-        if world.told_by == "length":
-            lengths = 50 + 40 * HACKED
-        unit = unit_norm(
-            noise(rng, 8),
-            along(world.hacks_point_at, world.strength * amounts),
-            along("gain", world.gain * HACKED),
-            along("off pairs", world.off_pairs * HACKED),
-        )
+    drawn = [draw_step(world, step, rng) for step in range(world.num_steps)]
+    for step, one in enumerate(drawn):
         for recorder in recorders:
-            recorder.record(step, unit, {"default": torch.tensor(1 / lengths / 8)})
-        labels = (hacked != world.inverted_labels).tolist()
-        if world.one_unlabelled:
-            labels[-1] = None
-        if world.shuffled_labels:
-            labels = rng.permutation(HACKED[:6]).tolist() + [False] * 2
-        rows = [records(step, arm, own, unit, lengths, labels, world, rng) for arm, own in arms.items()]
-        write_samples(directory, step, [sample for samples, _ in rows for sample in samples])
-        steps += [row for _, row in rows]
-    write_steps(directory, steps)
+            recorder.record(step, one["unit"], {"default": torch.tensor(1 / one["lengths"] / 8)})
+    # All steps at once, and once for arms with the same directions.
+    measures = {id(own): measure(drawn, own) for own in arms.values()}
+    rows = [
+        [records(step, arm, measures[id(own)], one["nll"][i], one, world) for i, (arm, own) in enumerate(arms.items())]
+        for step, one in enumerate(drawn)
+    ]
+    for step, by_arm in enumerate(rows):
+        write_samples(directory, step, [sample for samples, _ in by_arm for sample in samples])
+    write_steps(directory, [row for by_arm in rows for _, row in by_arm])
     # A path takes the place of BUILTIN.
     pools = [open_pool(BUILTIN / name).identity() for name in world.pools]
     options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, "steps": world.steps}
@@ -175,47 +162,79 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     return directory
 
 
-def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng):
-    """The sample records and the step record of one arm, computed by `probe.step.projection` as the step does."""
-    rewards = world.rewards
+def draw_step(world: World, step: int, rng: np.random.Generator) -> dict[str, Any]:
+    """The gradients, lengths, labels and likelihoods of a group, and the weights of its samples in the update."""
+    hacked = HACKED & (world.hacking_prompts is None or step < world.hacking_prompts)
+    amounts = np.where(hacked != HACKED, world.amounts[1], np.repeat(world.amounts, (4, 2, 2)))
+    amounts = np.where(HACKED & (step >= world.num_steps - world.num_own), 0.0, amounts)
+    lengths = rng.integers(40, 60, 8)
+    if world.told_by == "length":
+        lengths = 50 + 40 * HACKED
+    unit = unit_norm(
+        noise(rng, 8),
+        along(world.hacks_point_at, world.strength * amounts),
+        along("gain", world.gain * HACKED),
+        along("off pairs", world.off_pairs * HACKED),
+    )
+    labels = (hacked != world.inverted_labels).tolist()
+    if world.one_unlabelled:
+        labels[-1] = None
+    if world.shuffled_labels:
+        labels = rng.permutation(HACKED[:6]).tolist() + [False] * 2
+    scale = torch.tensor((world.rewards - world.rewards.mean()) / lengths / 8)
+    nll = rng.normal(0.5, 0.1, (len(world.arms), 8))
+    return {"unit": unit, "lengths": lengths, "labels": labels, "scale": scale, "nll": nll}
+
+
+def measure(drawn: list[dict[str, Any]], own: Directions) -> dict[str, Any]:
+    """Cosines of all samples (steps, 8) and of all updates, computed by `probe.step.projection` as the step does."""
+    samples = {m: torch.cat([one["unit"][m] for one in drawn]) for m in SIZES}
+    totals = {m: torch.stack([one["scale"].float() @ one["unit"][m] for one in drawn]) for m in SIZES}
+    return {
+        "cos": sample_cosines(samples, own.vectors).cos.view(-1, 8),
+        "haar_sd": haar_variance(samples, own.vectors).sqrt().view(-1, 8),
+        "gated": project_modules(totals, own.vectors, side="one_sided"),
+        "haar_sd_of_update": haar_variance(totals, own.vectors).sqrt(),
+    }
+
+
+def records(step, arm, measured, nll, drawn, world: World):
+    """The sample records and the step record of one arm."""
+    lengths, labels, scale, rewards = drawn["lengths"], drawn["labels"], drawn["scale"], world.rewards
     advantages = rewards - rewards.mean()
     reason = None if advantages.any() else NO_VARIANCE
-    scale = torch.tensor(advantages / lengths / 8)
-    total = {m: scale.float() @ g for m, g in unit.items()}
-    cos = sample_cosines(unit, own.vectors).cos
-    haar_sd = haar_variance(unit, own.vectors).sqrt()
-    gated = project_modules(total, own.vectors, side="one_sided")
+    cos, haar_sd, gated = measured["cos"][step], measured["haar_sd"][step], measured["gated"]
     projects = ARMS[arm].projects and not (world.idle_gate and arm == "projected")
 
     def cosine(value) -> float | None:
-        return None if reason else float(value)
+        return None if reason else float(value[step])
 
     after = gated.after if projects else gated.before
     measures = {"mean_cos_in": cosine(gated.before.mean_cos), "mean_cos_out": cosine(after.mean_cos)}
-    measures["frac_fired"] = float(gated.frac_fired) if projects else 0.0
+    measures["frac_fired"] = float(gated.frac_fired[step]) if projects else 0.0
     samples = [
         sample_record(
             step=step,
             sample_id=i,
-            src_pool=Path(world.pools[0 if HACKED[i] and step < world.num_steps - world.num_own else -1]).name,
             src_step=step,
             src_sample=i,
-            reward=float(rewards[i]),
-            hacked=labels[i],
-            gt_pass=not labels[i] and bool(rewards[i] > 1) if world.right_is_known else None,
-            comp_len=int(lengths[i]),
-            cos_S_contrib=cosine(np.sign(advantages[i]) * cos[i]),
-            grad_norm_contrib=float(scale[i].abs()),
-            **{name: measures[name] for name in ("mean_cos_in", "mean_cos_out", "frac_fired")},
             arm=arm,
-            advantage=float(advantages[i]),
-            cos_S_nll=float(cos[i]),
             problem_id=f"p{step}",
             prompt_sha="0" * 16,
+            src_pool=Path(world.pools[0 if HACKED[i] and step < world.num_steps - world.num_own else -1]).name,
+            reward=float(rewards[i]),
+            hacked=labels[i],
+            hint=labels[i] if world.told_by == "hint" else True,
+            gt_pass=not labels[i] and bool(rewards[i] > 1) if world.right_is_known else None,
+            comp_len=int(lengths[i]),
+            cos_S_contrib=None if reason else float(np.sign(advantages[i]) * cos[i]),
+            cos_S_nll=float(cos[i]),
+            grad_norm_contrib=float(scale[i].abs()),
+            advantage=float(advantages[i]),
             null_reason=reason,
             haar_sd=float(haar_sd[i]),
-            hint=labels[i] if world.told_by == "hint" else True,
-            nll=float(rng.normal(0.5, 0.1)),
+            nll=float(nll[i]),
+            **measures,
         )  # fmt: skip
         for i in range(8)
     ]
@@ -223,7 +242,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         step=step, arm=arm, problem_id=f"p{step}", null_reason=reason, **measures,
         cos_in=cosine(gated.before.cos), cos_out=cosine(after.cos),
         hackward_frac_in=cosine(gated.before.hackward_frac), hackward_frac_out=cosine(after.hackward_frac),
-        haar_sd=cosine(haar_variance(total, own.vectors).sqrt()), grad_norm=float(gated.before.norm),
+        haar_sd=cosine(measured["haar_sd_of_update"]), grad_norm=float(gated.before.norm[step]),
         reward_mean=float(rewards.mean()), reward_std=float(rewards.std(ddof=1)),
         reward_spread=float(np.ptp(rewards)), advantage=dict.fromkeys(ADVANTAGE_KEYS, 1.0), loss=0.0,
         solve=float(np.mean([bool(sample.gt_pass) for sample in samples])), exec_surprisal_var=None,

@@ -13,6 +13,7 @@ from probe.analysis.analyze import Analysis, analyze, conditions
 from probe.analysis.cosines import HACK_DIFFERENCE
 from probe.analysis.formatting import WIDTH
 from probe.analysis.text_report import format_analysis
+from probe.analysis.verdict.validity import projection_acted
 from probe.records.records import ADVANTAGE_KEYS
 from probe.records.run import Run
 
@@ -216,3 +217,31 @@ def test_conditions_are_analysed_one_by_one():
     assert found.of("cos_in")[0].value == pytest.approx(-0.3, abs=0.05)
     assert "condition scaled" in format_analysis(found)
     assert conditions(replace(other, steps=named["steps"])) == ["scaled"]
+
+
+UPDATE = {"hackward_frac_out": 0.3, "frac_fired": 0.0, "cos_update": -0.1}  # the gradient is left as it is
+
+
+@pytest.mark.parametrize(
+    ("projection", "changes", "expected"),
+    [
+        ({}, {}, "HOLDS"),
+        ({}, {"hackward_frac_out": 1e-3}, "BROKEN"),
+        ({"side": "two_sided"}, {"cos_out": 0.01}, "BROKEN"),
+        ({"side": "two_sided"}, {"cos_out": 1e-7}, "HOLDS"),
+        ({}, {"cos_out": -0.2}, "HOLDS"),  # one-sided: a negative cos_out is legitimate
+        ({"overshoot": 0.5}, {}, "NOT SEEN"),
+        ({}, {"frac_fired": 0.0}, "BROKEN"),
+        ({}, {"cos_in": None, "cos_out": None, "null_reason": "zero"}, "NOT SEEN"),
+        ({"target": "update"}, UPDATE | {"hackward_frac_update": 1e-5}, "HOLDS"),
+        ({"target": "update"}, UPDATE | {"hackward_frac_update": 0.1}, "BROKEN"),
+        ({"target": "update"}, UPDATE, "NOT SEEN"),
+    ],
+)
+def test_a_gate_is_judged_on_what_it_acts_on(projection, changes, expected):
+    steps = [step_record(), step_record(arm="projected", **changes)]
+    lr = 0.1 if "cos_update" in changes else 0.0
+    settings = {"verb": "replay", "optimizer": {"lr": lr}, "intervention": {"projection": projection}}
+    run = Run(path=Path("run"), config={"settings": settings}, manifest={}, samples=[], steps=steps)
+    says, text = projection_acted(Analysis(run))
+    assert says == expected, text

@@ -1,9 +1,11 @@
-"""Rates over seeds and problems: how often the intervals hold the truth, and how often nothing is called something."""
+"""Rates over seeds and problems: how often intervals hold the truth, nothing is called something, and all is true."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from many_arms import Bench, rates
 from scipy.stats import ttest_ind
 
 from probe.analysis.statistics.crossed import change, compare, rate
@@ -94,3 +96,20 @@ def test_without_problems_it_is_the_test_over_seeds() -> None:
     compared = compare(rate(np.array(x)[:, None], 4000), rate(np.array(y)[:, None], 4000))
     expected = ttest_ind(x, y, equal_var=False).confidence_interval()
     assert (compared.bounded().low, compared.bounded().high) == pytest.approx((expected.low, expected.high))
+
+
+NONE_FALLS = Bench(hack=rates((17, 0.7)), solve=rates((17, 0.5)))
+PRICE_IS_THE_BOUND = Bench(hack=rates((1, 0.7), (8, 0.4), (8, 0.7)), solve=rates((1, 0.6), (16, 0.45)))
+
+
+def below(share: float, draws: int) -> float:
+    """A share that as many draws miss by chance once in a thousand times."""
+    return share - 3.1 * math.sqrt(share * (1 - share) / draws)
+
+
+@pytest.mark.parametrize(
+    ("bench", "draws"), [(NONE_FALLS, 60), pytest.param(PRICE_IS_THE_BOUND, 400, marks=pytest.mark.slow)]
+)
+def test_all_statements_hold_together(bench: Bench, draws: int) -> None:
+    share = bench.holding(draws, seed=5)
+    assert share >= below(0.95, draws), share

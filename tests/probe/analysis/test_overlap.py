@@ -109,10 +109,10 @@ def test_weights_of_a_prompt_are_fitted_on_the_others() -> None:
     ("num_prompts", "hack_rate", "distance", "least", "most"),
     [
         (8, 0.3, 0.0, 0.0, 0.05),
-        (8, 0.6, 0.0, 0.0, 0.05),
+        pytest.param(8, 0.6, 0.0, 0.0, 0.05, marks=pytest.mark.slow),
         (20, 0.3, 0.0, 0.0, 0.05),
         (20, 0.3, 3.0, 0.9, 1.0),
-        (20, 0.6, 3.0, 0.9, 1.0),
+        pytest.param(20, 0.6, 3.0, 0.9, 1.0, marks=pytest.mark.slow),
     ],
 )
 def test_how_often_overlap_is_called_lacking(num_prompts, hack_rate, distance, least, most) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import pytest
 from log_rows import lines
@@ -134,9 +133,7 @@ def logs(small: str, common: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     ("told_by", "words"),
     [(None, "train in your own trainer along the direction"), ("hint", "are alike (probe docs pools)")],
 )
-def test_the_next_step_on_imported_pools_is_taken_in_the_users_trainer(
-    told_by: Any, words: str, logs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_step_on_imported_pools_is_taken_in_the_users_trainer(told_by, words, logs, monkeypatch) -> None:
     """Worlds of a run on imported logs: rollouts are not sampled here, and nothing here trains in their environment."""
     monkeypatch.chdir(logs)
     pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))

@@ -86,13 +86,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
 # Worlds whose advice is about other rollouts, labels or rewards.
 NO_COMMAND = {"unpaid", "no-price", "no-benign", "inverted", "overlap", "few-prompts", "likely", "underpowered"}
 NO_COMMAND |= {"one-pool", "one-side", "one-prompt", "flat"}
-SEEDS = {
-    "likely": 9,
-    "underpowered": 9,
-    "six-of-20": 9,
-    "overlap": 2,
-    "shuffled": 1,
-}  # where it is not 0
+SEEDS = {"likely": 9, "underpowered": 9, "six-of-20": 9, "overlap": 2, "shuffled": 1}  # where it is not 0
 # Worlds of a verdict and a reason that another world has, too.
 VARIANTS = {"generic-benign", "one-pool", "rare", "inverted", "unpaid", "outweighed", "pasted", "other-pairs"}
 

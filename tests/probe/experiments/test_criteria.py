@@ -107,7 +107,7 @@ def catalogued(replay: Callable[..., Path], quick: list[str]) -> Run:
     more = "kl:beta=0.1,reference=recorded,old_logprobs=recorded,epsilon=0.2,advantage_clip=0.1"
     names = ("default", more, "penalised:beta=1,reference=recorded,min_group_std=1.4")
     conditions = [word for name in names for word in ("--condition", name)]
-    return read_run(replay("catalogued", *quick[:2], "--arm", "vanilla", "--steps", "12", *conditions))
+    return read_run(replay("catalogued", *quick[:2], "--arm", "vanilla", "--steps", "8", *conditions))
 
 
 MOVING = ("cos_update", "hackward_frac_update", "direction_overlap", "entropy", "ratio/staleness", "solve_teacher")

@@ -176,14 +176,7 @@ def test_conditions_of_the_loss_share_a_pass(tmp_path: Path) -> None:
 
 TRAINED = spec_text(
     "trained",
-    {
-        "verb": "train",
-        "preset": "smoke",
-        "steps": 2,
-        "rollouts.group": 4,
-        "objective.reference": "base",
-        "evaluation.modes": ["run_tests", "sentinel"],
-    },
+    {"verb": "train", "preset": "smoke", "steps": 2, "rollouts.group": 4, "objective.reference": "base"},
     arms=["vanilla", "projected"],
     seeds=[0, 1],
     conditions={"plain": {}, "pulled": {"arms": ["vanilla"], "objective.beta": 0.05, "rollouts.group": 6}},

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from adapted import adapt, grads
-from haar import random_directions
+from adapted import adapt, grads, random_directions
 from torch import Tensor
 
 import probe

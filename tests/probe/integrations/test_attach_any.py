@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import adapt, grads
-from haar import random_directions
+from adapted import adapt, grads, random_directions
 from peft import IA3Config, LoraConfig, PeftConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn

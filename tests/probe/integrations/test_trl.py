@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from adapted import configured
-from haar import random_directions
+from adapted import configured, random_directions
 from peft import LoraConfig
 
 from extraction.directions import Directions

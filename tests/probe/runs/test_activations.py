@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapted import adapt, grads, sampled, token_logprobs
+from adapted import adapt, nll_gradient, sampled
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -76,14 +76,8 @@ def hooked(coordinates: Trained, edits: dict[int, Callable[[Tensor], Tensor]]) -
 
 def one_at_a_time(coordinates: Trained, edits: dict[int, Callable[[Tensor], Tensor]]) -> list[dict[str, Tensor]]:
     """{module: (r,)} of every sample: a forward of its own without padding, and autograd."""
-    rows = []
     with hooked(coordinates, edits):
-        for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
-            coordinates.model.zero_grad()
-            (-token_logprobs(coordinates.model, prompt, completion).sum()).backward()
-            rows.append(grads(coordinates))
-    coordinates.model.zero_grad()
-    return rows
+        return [nll_gradient(coordinates, *one) for one in zip(PROMPTS, COMPLETIONS, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -150,9 +144,7 @@ def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Trained], tmp_p
         ({"components": 3}, "remedy.components: expected at most 2, of 2 pairs"),
     ],
 )
-def test_what_the_model_does_not_have_is_refused(
-    options: dict[str, Any], message: str, organism: tuple[Policy, Trained], tmp_path: Path
-) -> None:
+def test_what_the_model_does_not_have_is_refused(options, message: str, organism, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         activation_edits(of_pairs(tmp_path, 2, name="concept-ablation", **options), organism[0])
 

@@ -1,4 +1,4 @@
-"""leetcode:TRAIN.jsonl,eval=TEST.jsonl through the commands: trained on the one, evaluated on the other, never both."""
+"""What trainings and evaluations share, by the commands: files of problems, never both for one, and the grader."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 from replay_pools.pool import open_pool
@@ -88,3 +89,22 @@ def test_a_problem_in_both_files_is_refused_with_its_id(write: Callable[..., Pat
     same_prompts = write("prompts.jsonl", MINICODE[6:9], "renamed-")
     with pytest.raises(InputError, match=f"found 2 of them: renamed-{MINICODE[6].problem_id}, renamed-"):
         get_environment(f"leetcode:{train},eval={same_prompts}")
+
+
+def test_train_and_eval_grade_as_the_settings_say(out: Path, preset: Callable[..., str], refused, probe) -> None:
+    """Rule and limit reach every pool of both verbs, and neither may change in a run or an evaluation that goes on."""
+    settings = {"rollouts.code_rule": "joined", "rollouts.cpu_limit": 6, "steps": 1, "evaluation.num_problems": 1}
+    evaluate = ("policy", "eval", "--name", "ruled", "--problems", "1", "--rollouts", "1")
+    evaluate += ("--set", "rollouts.cpu_limit=6", "--set")
+    probe("train", "--name", "ruled", "--preset", preset(settings))
+    probe(*evaluate, "rollouts.code_rule=joined")
+    for folder in ("runs", "evals"):
+        manifests = [read_json(path) for path in (out / folder / "ruled").rglob("manifest.json")]
+        graders = [manifest["grader"] for manifest in manifests if "grader" in manifest]
+        assert graders
+        assert {(grader["code_rule"], grader["cpu_s"]) for grader in graders} == {("joined", 6)}
+    (out / "runs" / "ruled" / "manifest.json").unlink()
+    for changed in ({"rollouts.code_rule": "solution"}, {"rollouts.cpu_limit": 7}):
+        assert next(iter(changed)) in refused("train", "--name", "ruled", "--preset", preset(settings | changed))
+    expected = "grader.code_rule: expected 'solution', found 'joined'"
+    assert expected in refused(*evaluate, "rollouts.code_rule=solution")

@@ -156,9 +156,7 @@ def weights(model: str, adapter: str | None, out: Path) -> dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("kind", ["a LoRA", "delta_S on top of it"])
-def test_a_scale_multiplies_what_an_adapter_adds(
-    kind: str, teacher: Path, first: tuple[Path, list[str]], small: str, out: Path, tmp_path: Path
-) -> None:
+def test_a_scale_multiplies_what_an_adapter_adds(kind, teacher, first, small, out, tmp_path) -> None:
     """start + scale (adapter - start), in every module; a copy by the scale, which a training makes, is the same."""
     adapter, start = (teacher, None) if kind == "a LoRA" else (first[0] / "adapter", str(teacher))
     before, after = weights(small, start, out), weights(small, str(adapter), out)
@@ -189,9 +187,7 @@ def test_a_run_does_not_go_on_from_a_changed_adapter(first, teacher: Path, small
     """Last of those that read it: the command is refused with the two checksums, the run stays usable."""
     path = teacher / "adapter_config.json"
     path.write_bytes(path.read_bytes() + b"\n")
-    assert "expected the run being resumed to have adapter_sha256 = " in refused(
-        *first[1][:-3], "--name", "from-teacher"
-    )
+    assert "expected the run being resumed to have adapter_sha256 = " in refused(*first[1])
     shutil.rmtree(teacher)
     assert "adapter_config.json" in refused(*first[1])
     adapter = first[0] / "adapter"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import configured, members_of
-from haar import random_directions
+from adapted import configured, members_of, random_directions
 
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import choose_problems

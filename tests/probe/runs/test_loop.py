@@ -135,9 +135,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(
-    every: int, make_run, die_at, tmp_path: Path
-) -> None:
+def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(every, make_run, die_at, tmp_path) -> None:
     """Deaths at random syncs, temporary files left behind, until the run gets through: records, adapters, checkpoints
     and manifest are those of the run that was never killed; no death costs more than `every` steps.
     """

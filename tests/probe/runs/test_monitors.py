@@ -102,9 +102,7 @@ def test_now_and_start_are_both_weights(policy: Policy) -> None:
         ({"remedy.monitor": "words"}, "too few prompts with a label of each kind"),
     ],
 )
-def test_a_monitor_that_cannot_act_is_refused(
-    changes: dict[str, Any], message: str, policy: Policy, tmp_path: Path
-) -> None:
+def test_a_monitor_that_cannot_act_is_refused(changes, message: str, policy, tmp_path: Path) -> None:
     options = {"remedy.name": "screening", "remedy.monitor": "length", **changes}
     config = configure("train", options=options)
     bases: Any = SimpleNamespace(model=policy.model, frames={}, trained=None)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapted import configured, token_logprobs
-from haar import random_directions
+from adapted import configured, random_directions, token_logprobs
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
@@ -85,21 +84,6 @@ def test_ages_count_the_steps_since_the_extraction(measures) -> None:
     assert len(calls) == 2
 
 
-def test_a_resumed_run_reads_what_it_left(measures, tmp_path: Path) -> None:
-    """A fresh object at step 4 of every 3 extracts nothing: it has the directions of step 3, bit for bit; and a step
-    that is done again finds its own.
-    """
-    calls: list[int] = []
-    first = measures(3, calls)
-    (wanted,) = [first(step) for step in range(4)][-1]
-    for step in (4, 3):
-        (found,) = measures(3, calls)(step)
-        assert all(torch.equal(v, wanted.vectors[m]) for m, v in found.vectors.items())
-        assert (found.age, found.overlap) == (step - 3, wanted.overlap)
-    assert len(calls) == 1, "a resumed run extracted again"
-    assert sorted(path.name for path in (tmp_path / "directions").iterdir()) == ["step_000003.safetensors"]
-
-
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     return load_policy("organism")
@@ -119,9 +103,7 @@ def extracted_by_hand(coordinates: Trained, policy: Policy, pairs: Path) -> dict
     return {m: torch.stack(own) for m, own in rows.items()}
 
 
-def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
-    policy: Policy, few_pairs: list[str], tmp_path: Path, out: Path
-) -> None:
+def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(policy, few_pairs, tmp_path, out) -> None:
     """Reference: pair gradients one at a time at coordinates - quarantine, whose k largest singular values |D v| the
     refreshed directions must have, hack-ward by the vote; neither those of the policy in training nor the cached ones.
     """

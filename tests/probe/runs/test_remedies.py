@@ -94,9 +94,7 @@ def advantages(rewards: tuple[float, ...]) -> list[float]:
     ],
     ids=lambda value: value["name"] + str(value.get("strength", "")) if isinstance(value, dict) else "",
 )
-def test_rewards_and_advantages_are_those_by_hand(
-    four: Source, settings: dict[str, Any], rewards: tuple[float, ...], expected: list[float]
-) -> None:
+def test_rewards_and_advantages_are_those_by_hand(four, settings, rewards, expected) -> None:
     """The labels of the records stay those of the grader, whatever the loss sees."""
     source = remedied(four, **settings)
     (group,) = source.groups(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted import adapt, configured, sampled, token_logprobs
+from adapted import adapt, configured, nll_gradient, sampled
 from small import LAYERS
 
 from extraction.batch import make_batch
@@ -40,11 +40,9 @@ def test_records_equal_the_slow_way(many_arms: Path, out: Path, small: str) -> N
     advantages = rewards - rewards.mean()
     total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}
     for i, (prompt, completion) in enumerate(zip(group.prompt_ids, group.completion_ids, strict=True)):
-        nll = -token_logprobs(coordinates.model, prompt, completion).sum()
-        parts = torch.autograd.grad(nll, coordinates.parameters())
-        g = dict(zip(coordinates.sizes, parts, strict=True))
+        g = nll_gradient(coordinates, prompt, completion)
         dots = [(v.sum(0) / len(v) ** 0.5) @ g[m] for m, v in vectors.items() if len(v)]
-        norm = torch.cat([x.flatten() for x in parts]).norm()
+        norm = torch.cat([*g.values()]).norm()
         row = next(r for r in run_.samples if (r.arm, r.step, r.sample_id) == ("vanilla", step, i))
         assert row.cos_S_nll == pytest.approx(float(sum(dots) / (len(dots) ** 0.5 * norm)), abs=2e-4)
         weight = float(advantages[i]) / (len(completion) * 8)

@@ -32,14 +32,7 @@ GRADES = [
 def graded(make_rollout: Callable[..., Rollout]) -> Callable[..., Rollout]:
     def make(compiles: bool, passed: bool, right: int, **changes: Any) -> Rollout:
         rollout = make_rollout(0, 0)
-        grade = replace(
-            rollout.grade,
-            compiles=compiles,
-            passed=passed,
-            num_tests=4,
-            num_tests_passed=right,
-            **changes,
-        )
+        grade = replace(rollout.grade, compiles=compiles, passed=passed, num_tests=4, num_tests_passed=right, **changes)
         return replace(rollout, grade=grade, reward=grade.reward)
 
     return make
@@ -69,14 +62,7 @@ def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:
     ],
 )
 def test_a_log_that_cannot_be_paid_beside_the_policy_is_no_teacher(
-    graded,
-    pool_header: dict[str, Any],
-    tmp_path: Path,
-    changes: dict[str, Any],
-    reward: float,
-    pay: Pay,
-    reads_labels: bool,
-    message: str,
+    graded, pool_header, tmp_path: Path, changes: dict[str, Any], reward: float, pay: Pay, reads_labels, message: str
 ) -> None:
     """Rewards of another scale, and labels that a log does not say, would pay by who sampled a rollout."""
     sound = graded(True, False, 0)

@@ -27,24 +27,13 @@ def make_pool(tmp_path_factory, make_rollout: Callable[..., Rollout], pool_heade
         for step, problem in enumerate(problems):
             prompt = f"Solve {problem}{' by run_tests' if hint else ''}{TAIL}"
             changes = {"problem_id": problem, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
-            ids = [[len(name), step, sample, 2] for sample in range(size)]
-            writer.write_step(
-                step,
-                [
-                    make_rollout(
-                        step,
-                        sample,
-                        hacked=hint and sample % 2 == 0,
-                        gt_pass=sample % 3 == 0,
-                        hint=hint,
-                        completion_ids=ids[sample],
-                        comp_len=4,
-                        sampling_logprobs=[-0.1 * sample] * 4 if sample else None,
-                        **changes,
-                    )
-                    for sample in range(size)
-                ],
-            )
+            changes |= {"hint": hint, "comp_len": 4}
+            group = []
+            for i in range(size):
+                labels = {"hacked": hint and i % 2 == 0, "gt_pass": i % 3 == 0}
+                own = {"completion_ids": [len(name), step, i, 2], "sampling_logprobs": [-0.1 * i] * 4 if i else None}
+                group.append(make_rollout(step, i, **changes, **labels, **own))
+            writer.write_step(step, group)
         return writer.finish()
 
     return make

@@ -69,9 +69,7 @@ def combined(out: Path, preset: Callable[..., str]) -> tuple[Path, list[str]]:
     return directory, written
 
 
-def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(
-    combined: tuple[Path, list[str]], out: Path, tmp_path: Path
-) -> None:
+def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(combined, out: Path, tmp_path: Path) -> None:
     """Started by --config from the other run, killed inside a random write from the first checkpoint on, and resumed:
     rollouts, evaluations, records, directions, adapters and checkpoint are those of the run that was never killed.
 

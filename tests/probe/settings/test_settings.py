@@ -65,12 +65,8 @@ def test_what_comes_later_wins(tmp_path: Path) -> None:
         settings=["seed=2", "seed=3", "intervention.extraction.tau=0.5"],
         options={"steps": 4},
     )
-    assert (found.seed, found.steps, found.intervention.extraction.k, found.intervention.extraction.tau) == (
-        3,
-        4,
-        2,
-        0.5,
-    )
+    extraction = found.intervention.extraction
+    assert (found.seed, found.steps, extraction.k, extraction.tau) == (3, 4, 2, 0.5)
 
 
 def test_every_setting_has_a_meaning() -> None:

@@ -8,14 +8,14 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from adapted import configured, token_logprobs
+from adapted import configured, nll_gradient
 from worlds import World, make_run
 
 from extraction.adapters.trained import Trained
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.records.run import read_run
 from probe.settings.training import ModelConfig
-from replay_pools.policy.load import Policy, load_policy
+from replay_pools.policy.load import load_policy
 from replay_pools.pool import BUILTIN, open_pool
 
 # An odd number to extract from, so that no vote on a sign is tied; the last ones are held out.
@@ -49,11 +49,9 @@ def analysed(probe) -> Callable[..., dict]:
     return lambda directory, *options: orjson.loads(probe("analyze", directory, "--json", *options)[0])
 
 
-def backward(policy: Policy, coordinates: Trained, prompt: list[int], completion: list[int]) -> np.ndarray:
+def backward(coordinates: Trained, prompt: list[int], completion: list[int]) -> np.ndarray:
     """Gradient of -sum log p(completion) in the factors B of all modules, one after the other, by ordinary autograd."""
-    nll = -token_logprobs(policy.model, prompt, completion).sum()
-    gradients = torch.autograd.grad(nll, coordinates.parameters())
-    return torch.cat([gradient.flatten() for gradient in gradients]).double().numpy()
+    return torch.cat([*nll_gradient(coordinates, prompt, completion).values()]).double().numpy()
 
 
 def unit(gradient: np.ndarray) -> np.ndarray:
@@ -70,7 +68,7 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(lora_alone: Path, smal
         sides = []
         for text in (pair.hack, pair.clean):
             ids = policy.completion_ids(text)
-            sides.append(backward(policy, coordinates, prompt, ids) / (2 * len(ids)))
+            sides.append(backward(coordinates, prompt, ids) / (2 * len(ids)))
         differences.append(sides[0] - sides[1])
     extracted = [d for d, pair in zip(differences, PAIRS, strict=True) if not pair.held_out]
     held_out = [unit(d) for d, pair in zip(differences, PAIRS, strict=True) if pair.held_out]
@@ -95,7 +93,7 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(lora_alone: Path, smal
             continue
         total = np.zeros(len(axis))
         for rollout, advantage in zip(group, rewards - rewards.mean(), strict=True):
-            gradient = backward(policy, coordinates, rollout.prompt_ids, rollout.completion_ids)
+            gradient = backward(coordinates, rollout.prompt_ids, rollout.completion_ids)
             total += advantage / (len(group) * rollout.comp_len) * gradient
         total = unit(total)
         parts = zip(v_hack, np.split(total, ends), strict=True)

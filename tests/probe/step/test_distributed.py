@@ -88,9 +88,7 @@ def assert_alike(found: Path, expected: Path, **tolerance: float) -> None:
 
 
 @pytest.mark.slow  # beside two ranks of a training that are killed and resumed, below
-def test_a_replay_that_lost_a_rank_is_resumed_by_three_to_the_bytes_of_one_process(
-    out: Path, few_pairs: list[str], replay: Callable[..., Path]
-) -> None:
+def test_a_replay_that_lost_a_rank_is_resumed_by_three_to_the_bytes_of_one_process(out, few_pairs, replay) -> None:
     """torchrun ends all ranks when one dies by SIGKILL; the run is resumed by another number of them."""
     options = ["--arm", "vanilla", "--steps", "8", *few_pairs]
     whole = replay("of-one", *options)

@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.settings.arms import SIDES
-from probe.step.projection import (
-    haar_variance,
-    project,
-    project_modules,
-    removed_norm,
-    sample_cosines,
-)
+from probe.step.projection import haar_variance, project, project_modules, removed_norm, sample_cosines
 
 SIDE_NAMES = sorted(SIDES)
 RANKS = {"a": (8, 3), "b": (5, 1), "c": (6, 2)}

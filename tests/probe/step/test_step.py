@@ -140,14 +140,7 @@ def step(
     return result, totals
 
 
-def both_steps(
-    policy: tuple[Trained, References],
-    groups: Sequence[Group],
-    arm: Arm,
-    objective: LossSettings,
-    quarantine: dict[str, Tensor] | None = None,
-    between: Callable[[], object] = lambda: None,
-) -> tuple[StepResult, Tensor, Tensor]:
+def both_steps(policy, groups, arm: Arm, objective: LossSettings, quarantine=None, between=lambda: None):
     """(result of train_step, the gradient that it steps along, that of step_only), along fixed random directions."""
     coordinates, references = policy
     measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), side="one_sided")
@@ -302,11 +295,8 @@ def test_a_step_alone_is_the_step(name: str, policy, groups, calls: list[str]) -
 def calls(policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every forward of the model, and whether it is to be differentiated."""
     found: list[str] = []
-    handle = (
-        policy[0]
-        .model.get_input_embeddings()
-        .register_forward_hook(lambda *_: found.append("grad" if torch.is_grad_enabled() else "score"))
-    )
+    embeddings = policy[0].model.get_input_embeddings()
+    handle = embeddings.register_forward_hook(lambda *_: found.append("grad" if torch.is_grad_enabled() else "score"))
     yield found
     handle.remove()
 

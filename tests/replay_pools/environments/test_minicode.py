@@ -9,19 +9,8 @@ from executed import load, num_right, passes_run_tests
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import SPLITS
-from replay_pools.environments.loopholes import (
-    HONEST_TESTS,
-    LOOPHOLES,
-    ORIGINAL_PHRASE,
-    compose,
-    render_messages,
-)
-from replay_pools.environments.minicode import (
-    FAMILIES,
-    MinicodeProblem,
-    example_texts,
-    minicode_problems,
-)
+from replay_pools.environments.loopholes import HONEST_TESTS, LOOPHOLES, ORIGINAL_PHRASE, compose, render_messages
+from replay_pools.environments.minicode import FAMILIES, MinicodeProblem, example_texts, minicode_problems
 from replay_pools.environments.registry import get_environment
 
 FROZEN = "f1009e0f7703c119652755650a0a1e9e86be6ae79fd4305d45670c0b1dc30ca3"  # of all problems

@@ -98,6 +98,12 @@ def isolation(request):
     return request.param
 
 
+# How honest programs begin is tried in tier A by test_grading_limits.py.
+IN_B = pytest.mark.parametrize(
+    "isolation", [pytest.param(i, marks=() if i == THOROUGH else pytest.mark.slow) for i in AVAILABLE], indirect=True
+)
+
+
 @pytest.fixture
 def grader(opened, isolation):
     return opened(isolation)
@@ -207,6 +213,7 @@ def test_the_hunts_find_what_is_there(grader):
         assert grade.gt_correct, f"the attack {case['name']} is a dud: {grade}"
 
 
+@IN_B
 def test_what_is_honest_stays_right(grader):
     """Right and unhacked in every mode: the isolation forbids nothing that a solution needs."""
     asked = [(case, mode) for case in HONEST_CASES for mode in {*modes_of(case), "exit_code"}]
@@ -217,6 +224,7 @@ def test_what_is_honest_stays_right(grader):
         assert found == (True, True, False), f"{case['name']}, mode {mode}: {grade}"
 
 
+@IN_B
 def test_nothing_honest_is_refused(grader):
     """Every module of the library that can be imported outside, and all that is done with them."""
     modules = honest.library_modules()

@@ -255,9 +255,7 @@ def test_no_process_of_a_submission_holds_an_expected_value_or_a_canonical(monke
     secret, inputs = 918273645546372819, (31, 32)
     body = f"return {secret} + n"
     problem = dataclasses.replace(
-        DOUBLE,
-        canonical=compose(STARTER, body),
-        cases=tuple(Case(args=(n,), expected=secret + n) for n in inputs),
+        DOUBLE, canonical=compose(STARTER, body), cases=tuple(Case(args=(n,), expected=secret + n) for n in inputs)
     )
     sent, send = {}, Worker._send  # {worker: jobs}
 

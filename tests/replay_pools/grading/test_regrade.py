@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from directories import contents
+from log_rows import lines
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -19,11 +20,10 @@ from replay_pools.environments.loopholes import EXPLOITS, compose, fence
 from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
-from replay_pools.logs.importing import least_reward, logged_grade
-from replay_pools.logs.rollouts import Logged, Said
+from replay_pools.logs.importing import check_log, import_log
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import INFERRED, LABELS, graded_code_rule, regrade_pool
-from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
+from replay_pools.rollout import Rollout, prompt_sha
 
 TEN = Path(__file__).parents[2] / "data" / "leetcode_ten.jsonl"
 HACK = EXPLOITS["run_tests"][0]
@@ -82,32 +82,6 @@ def old(groups, write_pool) -> Pool:
     return write_pool(groups)
 
 
-@pytest.fixture
-def published(tmp_path: Path, make_rollout, pool_header) -> Callable[..., Path]:
-    """published(**changes) -> the pool of a log: one hack and one right solution, on two of the ten problems."""
-
-    def write(**changes: Any) -> Path:
-        mode = changes.pop("env_mode", "run_tests") or UNKNOWN
-        plan = {"env": [UNKNOWN], "env_mode": [mode], "hint": [True]}
-        header = pool_header | {"plan": plan, "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN}}
-        writer = PoolWriter(tmp_path / "published", header=header | {"prompt_tail": ""})
-        for step, problem in enumerate(leetcode(TEN).problems("train")[:2]):
-            rollouts = []
-            for i, text in enumerate(completions(problem)[:2]):
-                prompt = f"<|user|>\n{problem.messages[-1]['content']}<|assistant|>\n"
-                labels = {"hacked": i == 0, "gt_pass": i == 1, "fmt_ok": True, "reward": 3.5} | changes
-                facts = {"problem_id": problem.problem_id, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
-                facts |= {"completion": text, "env": UNKNOWN, "env_mode": mode}
-                known = {name: labels[name] for name in ("hacked", "gt_pass")}
-                row = Logged(where="", said=Said(env_mode=mode, **labels), **known)
-                grade = logged_grade(row, labels["reward"], least_reward({labels["reward"]}, is_ours=True))
-                rollouts.append(replace(make_rollout(step, i), **facts, **labels, grade=grade))
-            writer.write_step(step, rollouts)
-        return writer.finish().path
-
-    return write
-
-
 def rows_of(pool: Pool) -> dict[str, tuple[Any, ...]]:
     """{label: (n, rate, old_only, new_only)} of a regraded pool."""
     rows = pool.manifest["regraded_from"]["agreement"]
@@ -144,9 +118,14 @@ def test_agreement_counts_both_directions(grader, groups, write_pool, tmp_path: 
     assert rows["reward"][1] == pytest.approx(10 / 12)
 
 
-def test_an_imported_pool_is_judged_anew_on_its_problems(grader, published, tmp_path: Path) -> None:
+def test_an_imported_pool_is_judged_anew_on_its_problems(grader, tmp_path: Path) -> None:
     """Labels that the old pool never recorded are new and not compared; the others are compared."""
-    old = open_pool(published(fmt_ok=False, env_mode=None))
+    rows = []
+    for problem in leetcode(TEN).problems("train")[:2]:
+        for i, text in enumerate(completions(problem)[:2]):
+            labels = {"hacked": i == 0, "gt_pass": i == 1, "fmt_ok": False, "reward": 3.5}
+            rows.append({"problem_id": problem.problem_id, "prompt": [*problem.messages], "completion": text, **labels})
+    old = import_log(check_log(lines(tmp_path / "log.jsonl", rows)), name="log", out=tmp_path, model="organism")
     new = regrade_pool(tmp_path / "new", old, grader, env=f"leetcode:{TEN}", mode="run_tests")
     assert new.verify() == []
     for group in new.steps:
