@@ -43,17 +43,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def parsed_once(parse: Callable[..., list[Rollout]]) -> Callable[..., list[Rollout]]:
-    """`parse`, which sees the same bytes once; what it refuses is refused each time, with its own place."""
-    known: dict[tuple[bytes, int, str], list[Rollout]] = {}
+def parsed_once(parse: Callable[..., Rollout]) -> Callable[..., Rollout]:
+    """`parse`, which sees the same line once; what it refuses is refused each time, with its own place."""
+    known: dict[bytes, Rollout] = {}
 
-    def parsed(plain: bytes, where: object, step: int, tail: str) -> list[Rollout]:
-        key = plain, step, tail
-        if key not in known:
-            if len(known) > 500:
+    def parsed(kind: type[Rollout], line: bytes, where: object) -> Rollout:
+        if line not in known:
+            if len(known) > 5000:
                 known.clear()
-            known[key] = parse(plain, where, step, tail)
-        return [*known[key]]
+            known[line] = parse(kind, line, where)
+        return known[line]
 
     return parsed
 
@@ -66,13 +65,13 @@ def shortcuts() -> Iterator[None]:
 
     Directions that are drawn anew from pairs follow from the pairs and the seed alone. The program remembers those of
     the last pairs, since they are large for a large model; tests turn from run to run, and theirs are small. So it is
-    with groups of rollouts, of which tests read the same bytes again and again.
+    with rollouts, of which tests read the same lines again and again.
     """
     with pytest.MonkeyPatch.context() as patch:
         if "NO_SHORTCUTS" not in os.environ:
             patch.setattr(os, "fsync", lambda descriptor: None)
             patch.setattr(os, "cpu_count", lambda: 1)
-            patch.setattr(pool, "_parse_group", parsed_once(pool._parse_group))
+            patch.setattr(pool, "decode_json", parsed_once(pool.decode_json))
             for name, modules in DRAWN.items():
                 remembered = lru_cache(maxsize=8)(getattr(modules[0], name).__wrapped__)
                 for module in modules:

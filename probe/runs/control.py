@@ -31,7 +31,7 @@ WARNINGS = {"kl/max": 10.0, "grad_norm": 50.0}  # {field: bound}; a step above i
 FACTOR = 1.5  # changes beta; the KL may lie in [target / 2, FACTOR target]
 # {field: (1 if its value may not lie above the bound, -1 if not below; the bound by the settings and the first value)}
 BOUNDS: Mapping[str, tuple[int, Callable[[ControlConfig, float], float | None]]] = {
-    "kl/mean": (1, lambda control, first: 10.0),  # nats a token
+    "kl/mean": (1, lambda control, first: control.kl_mean_max),
     "entropy": (-1, lambda control, first: control.entropy_min_frac and control.entropy_min_frac * first),
     "logprob": (-1, lambda control, first: first - 3.0),  # nats a token
 }
@@ -59,7 +59,7 @@ class TrainingState:
         updater: steps the policy.
         references: reference policies of the KL penalty.
         objective: the loss, with the final `beta` and `sepa_lambda`.
-        control: the schedules and controllers of those two, and the limit on the entropy.
+        control: the schedules and controllers of those two, and the limits that stop it.
     """
 
     def __init__(

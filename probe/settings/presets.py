@@ -26,6 +26,8 @@ SHARED = ("model", "objective", "planning_phrases", "intervention", "seed")  # r
 RENAMED = {
     "intervention.gate.gate": "intervention.projection.side",
     "intervention.gate": "intervention.projection",
+    "intervention.trusted.rank": "intervention.trusted_rank",
+    "control.limits": "control",
     "remedy.accuracy": "remedy.monitor",
     "rollouts.engine": "--url",
     "rollouts.refills": "rollouts.dynamic_sampling",

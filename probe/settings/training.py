@@ -100,7 +100,7 @@ class LookaheadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class ControlConfig:
-    """Controllers that adapt a training from step to step, and a limit that stops it (`probe.runs.control`)."""
+    """Controllers that adapt a training from step to step, and limits that stop it (`probe.runs.control`)."""
 
     beta_warmup_steps: int = setting(0, "steps of the warm-up of beta from 0", ge=0)
     target_kl: Maybe[float] = setting(None, "KL, in nats per token, that beta is adapted to; none: fixed beta", gt=0)
@@ -109,6 +109,7 @@ class ControlConfig:
     beta_max: float = setting(1.0, "highest adapted beta", ge=0)
     ema_decay: float = setting(0.99, "decay of the EMA reference; 0: the reference is the policy", ge=0, le=1)
     sepa_ramp_steps: int = setting(0, "steps of the ramp of SEPA's lambda", ge=0)
+    kl_mean_max: Maybe[float] = setting(10.0, "stop above this `kl/mean`, in nats per token; none: no limit", gt=0)
     entropy_min_frac: Maybe[float] = setting(
         0.1, "stop below this share of the first step's entropy; none: no limit", gt=0
     )

@@ -200,8 +200,7 @@ def test_a_tripwire_ends_the_run(make_run, tmp_path: Path, monkeypatch: pytest.M
     checkpoint and an adapter; run again, with or without its manifest, it does not go on.
     """
     monkeypatch.setattr(control, "PATIENCE", 2)
-    monkeypatch.setitem(control.BOUNDS, "kl/mean", (1, lambda *_: 1e-12))  # pyright: ignore
-    wired = Case(objective=replace(OBJECTIVE, reference="base"))
+    wired = Case(objective=replace(OBJECTIVE, reference="base"), control=replace(CONTROL, kl_mean_max=1e-12))
     seen: list[tuple[int, bool]] = []
     training = make_run(tmp_path / "run", wired, before_step=lambda done, last: seen.append((done, last)))
     run = read_run(tmp_path / "run")

@@ -169,12 +169,12 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(out: Path, preset, 
         "intervention.arms": ["projected-lora"],
         "intervention.projection.target": "update",
         "objective.reference": "base",
+        "control.kl_mean_max": 1e-9,
         "steps": 6,
         "evaluation.every": 6,
         "rollouts.teacher.off_step": 6,  # who is paid, so that the policy moves
     }
     monkeypatch.setattr(control, "PATIENCE", 1)
-    monkeypatch.setitem(control.BOUNDS, "kl/mean", (1, lambda *_: 1e-9))  # pyright: ignore
     printed, _ = probe("train", "--preset", preset(settings), "--name", "tripped")
     record = read_run(out / "runs" / "tripped")
     num_steps = len(record.steps)
