@@ -264,6 +264,8 @@ class PoolWriter:
             group, digest = _read_group(path, step, self.header["prompt_tail"])
             tiers.update(rollout.grade.isolation for rollout in group)
             files[path.name] = {"step": step, "rollouts": len(group), "sha256": digest}
+        if not files:
+            raise InputError(self.directory, expected="at least one step", found="none")
         remove_leftovers(self.directory)
         counts = {"steps": len(files), "rollouts": sum(entry["rollouts"] for entry in files.values())}
         if tiers <= {*CONFINED}:

@@ -187,7 +187,8 @@ def _calls(value: Any) -> list[dict[str, Any]]:
 def _function(item: dict[str, Any]) -> dict[str, Any]:
     """Return a call or a schema in the form that chat templates take; some writers write it flat."""
     keys, item = ("name", "description", "parameters", "arguments"), _without_gaps(item)
-    return item if "function" in item else {"type": "function", "function": {k: item[k] for k in keys if k in item}}
+    is_nested = isinstance(item.get("function"), dict)
+    return item if is_nested else {"type": "function", "function": {k: item[k] for k in keys if k in item}}
 
 
 def _without_gaps(value: Any) -> Any:

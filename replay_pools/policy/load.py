@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any, final
 
@@ -39,6 +40,7 @@ ORGANISM = "organism"
 ORGANISM_WEIGHTS = Path(__file__).parents[1] / "organism" / "weights"
 SAFE = {"trust_remote_code": False}  # passed to every `from_pretrained`: never run a model's code
 HUB_TIMEOUT_S = 10
+DTYPES = ("float32", "bfloat16", "float64")
 MEMORY_SHARE = 0.5  # of the memory that weights leave, for a batch
 
 # The command line prints its own errors and progress.
@@ -83,14 +85,16 @@ def load_policy(
         name: as in the module's docstring.
         adapter: adapter to merge into the weights: a peft directory, or `teacher` for the organism's. `teacher:0.5`
             merges half of it. None = the base.
-        dtype: precision of the weights, such as bfloat16.
+        dtype: precision of the weights, one of DTYPES.
         device: `auto` (CUDA if present), or a torch device.
         svd_cache: folder of SVDs for delta_S adapters; None computes them.
         template: prompt format.
 
     Raises:
-        InputError: no such device, no such model or adapter.
+        InputError: unknown dtype, no such device, no such model or adapter.
     """
+    if dtype not in DTYPES:
+        raise InputError("dtype", expected=f"one of {', '.join(DTYPES)}", found=repr(dtype))
     target = pick_device(device)
     merged = None if adapter is None else scaled_adapter(name, adapter)
     adapter_digest = None if merged is None else adapter_sha(*merged)
@@ -221,11 +225,17 @@ def batch_bytes(device: torch.device, held: int) -> int:
 
 
 def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
-    """Parse an adapter of the model `name`, a path or `teacher`, optionally with `:SCALE`, to (directory, scale)."""
+    """Parse an adapter of the model `name`, a path or `teacher`, optionally with `:SCALE`, to (directory, scale).
+
+    Raises:
+        InputError: the scale is 0, or not finite.
+    """
     path, _, number = adapter.rpartition(":")
     scale = 1.0
     with suppress(ValueError):
         scale = float(number) if path else scale
         adapter = path or adapter
+    if not isfinite(scale) or not scale:
+        raise InputError(f"adapter {path}", expected="a finite scale other than 0", found=number)
     # A name with a slash is always a path, so that the organism takes other adapters too.
     return (ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)), scale

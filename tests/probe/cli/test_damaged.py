@@ -1,5 +1,6 @@
 """Files that were damaged or made to do harm, through every verb that reads them: exit code 2, one line."""
 
+import gzip
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.runs.directions import card_path
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +106,34 @@ def test_a_damaged_checkpoint_is_not_resumed(copied: Path, refusing) -> None:
     path.write_bytes(data)
     config = ["--config", str(run_directory / "config.json")]
     refusing(["train", *config, "--name", "trained"], f"{path.name}: expected a checkpoint with its sha256")
+
+
+def test_json_that_is_cut(copied: Path, refusing) -> None:
+    """In a config, a card, the manifests of run and pool, pairs, problems and logged rollouts."""
+    content, expected = '{"settings": {}, "settings', "expected strict JSON"
+    files = copied / "files"
+    (files / "log").mkdir(parents=True)
+    (files / "x.json").write_text(content)
+    (files / "x.jsonl").write_text(content + "\n")
+    (files / "log" / "step_000.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    card = copied / "directions" / "given.safetensors"
+    card_path(card).write_text(content)
+    for place in (copied / "runs" / "replayed", copied / "pools" / "bad"):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "manifest.json").write_text(content)
+    of_line = "line 1: expected JSON"
+    for words, said in (
+        (["replay", "--name", "x", "--config", files / "x.json"], expected),
+        (["extract", "--name", "x", "--pairs", files / "x.jsonl"], f"x.jsonl {of_line}"),
+        (["pool", "generate", "--env", f"leetcode:{files / 'x.jsonl'}", "--name", "x", *SAMPLE], expected),
+        (["pool", "import", files / "log", "--name", "x", "--model", "organism"], of_line),
+        (["show", card], expected),
+        (["replay", "--name", "x", "--v-hack", "given", "--k", "2", "--dry-run"], expected),
+        (["analyze", "replayed"], expected),
+        (["report", "replayed"], expected),
+        (["report", "replayed", "--tables", "csv"], expected),
+        (["pool", "show", "bad"], expected),
+        (["pool", "regrade", "bad", "--name", "x"], expected),
+        (["replay", "--replay-dirs", "bad", "--name", "x"], expected),
+    ):
+        refusing([*map(str, words)], said)
