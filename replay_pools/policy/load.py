@@ -9,6 +9,7 @@ A name is `organism` (bundled), a local directory or a hub id:
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -221,11 +222,17 @@ def batch_bytes(device: torch.device, held: int) -> int:
 
 
 def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
-    """Parse an adapter of the model `name`, a path or `teacher`, optionally with `:SCALE`, to (directory, scale)."""
+    """Parse an adapter of the model `name`, a path or `teacher`, optionally with `:SCALE`, to (directory, scale).
+
+    Raises:
+        InputError: the scale is 0, or not finite.
+    """
     path, _, number = adapter.rpartition(":")
     scale = 1.0
     with suppress(ValueError):
         scale = float(number) if path else scale
         adapter = path or adapter
+    if not math.isfinite(scale) or not scale:
+        raise InputError(f"adapter {path}", expected="a finite scale other than 0", found=number)
     # A name with a slash is always a path, so that the organism takes other adapters too.
     return (ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)), scale
