@@ -9,11 +9,11 @@ A name is `organism` (bundled), a local directory or a hub id:
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from math import isfinite
 from pathlib import Path
 from typing import Any, final
 
@@ -235,7 +235,7 @@ def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
     with suppress(ValueError):
         scale = float(number) if path else scale
         adapter = path or adapter
-    if not isfinite(scale) or not scale:
+    if not math.isfinite(scale) or not scale:
         raise InputError(f"adapter {path}", expected="a finite scale other than 0", found=number)
     # A name with a slash is always a path, so that the organism takes other adapters too.
     return (ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)), scale
