@@ -330,8 +330,8 @@ def parts_of(text: str) -> set[str]:
 
 def parse_columns(
     mapping: Mapping[str, str], given: Mapping[str, str], scan: Scan, faults: Faults
-) -> tuple[dict[str, Column], list[str], dict[str, Says], dict[str, Says], list[str]]:
-    """Return ({target: its column}, marks, failures, evaluations, others) of a mapping and what the user gave of it.
+) -> tuple[dict[str, Column], tuple[list[str], dict[str, Says], dict[str, Says]], list[str]]:
+    """Return ({target: its column}, (marks, failures, evaluations), others) of a mapping and what the user gave of it.
 
     The latter are of columns that are not used: those with few values, rows of STATUS and EVALUATIONS, and the others.
     """
@@ -353,7 +353,7 @@ def parse_columns(
     few = {name: len(each) for name, each in scan.values.items() if name in free and 2 <= len(each) <= most}
     marks = [name for name, num in few.items() if num <= Scan.MOST_VALUES or name.rpartition(".")[2] in APART]
     others = [name for name in scan.first if name not in used | STATUS.keys() | evaluations.keys()]
-    return columns, marks, failures, evaluations, others
+    return columns, (marks, failures, evaluations), others
 
 
 def choose_columns(

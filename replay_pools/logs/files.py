@@ -81,8 +81,10 @@ def read_rows(source: Any) -> Rows:
         return Rows(str(source), lambda: _rows_of([source]))
     paths, notes = _chosen(source)
     steps = {str(path): number for path in paths if (number := _step(str(path.relative_to(source)))) is not None}
-    is_by_step = len(steps) == len(paths) and len({*steps.values()}) > 1
-    return Rows(str(source), lambda: _rows_of(paths), tuple(notes), steps if is_by_step else None)
+    if len(steps) < len(paths) or len({*steps.values()}) == 1:
+        return Rows(str(source), lambda: _rows_of(paths), tuple(notes))
+    notes.append("a row without a step is of the step in the name of its file (--map step=none: all are of one)")
+    return Rows(str(source), lambda: _rows_of(paths), tuple(notes), steps)
 
 
 def _chosen(source: Path) -> tuple[list[Path], list[str]]:

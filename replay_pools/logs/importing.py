@@ -101,10 +101,10 @@ def check_log(
     for row in rows:
         scan.add(row.file, row.fields if row.error is None else None)
     chosen, guessed = choose_columns(scan, known_columns(kind, scan), given)
-    *parsed, unused = parse_columns(chosen, given, scan, faults)
-    reader = Reader(*parsed, guessed)
+    columns, left, unused = parse_columns(chosen, given, scan, faults)
+    reader = Reader(columns, *left, guessed)
     # Each is one fault: that its values are missing follows from it.
-    misnamed = {target for target in given if target in chosen and target not in (*reader.columns, "group")}
+    misnamed = {target for target in given if target in chosen and target not in (*columns, "group")}
     rollouts, said, left_out, whole = as_rollouts(rows, reader, faults, skip_bad)
     if not EVERY.fullmatch(chosen.get("group", "")):
         rollouts = [one for one in rollouts if one.failure != BROKEN]
@@ -123,8 +123,8 @@ def check_log(
         raise InputError(source, expected=f"rollouts of format {kind.name}", found="; ".join(said) or "none")
     chosen, groups, more = group_rollouts(rollouts, chosen, guessed)
     if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
-        columns = [chosen[target] for target in PROMPTS if target in chosen]
-        base = PROMPT if PROMPT in columns or PROMPT not in scan.kinds else columns[0]
+        prompts = [chosen[target] for target in PROMPTS if target in chosen]
+        base = PROMPT if PROMPT in prompts or PROMPT not in scan.kinds else prompts[0]
         check_comparable(groups, rollouts, reader.marks, chosen, base, source)
     notes = [*rows.notes, *([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
     if "hacked" not in {*chosen, *given}:

@@ -258,7 +258,7 @@ def as_rollouts(
             of_bad.take(wrong)
             if one and any(getattr(one, name, None) is not None for name in PROMPTS):
                 one.failure = BROKEN
-        if one is None or (wrong and not one.failure):
+        if one is None or (wrong and one.failure != BROKEN):
             continue
         key, cells = repr(row.fields), {**row.fields, FILE: row.file}
         if one.failure != BROKEN:

@@ -114,8 +114,8 @@ class Tokeniser:
             assert messages is not None
             self._check_markup(row, "".join(each["content"] for each in messages if MARKUP.match(each["content"])))
             notes = [f"the prompt was rendered by the model's template, with{'' if self.thinks else 'out'} thinking"]
-            if row.tools or not is_plain(row.messages):
-                whole = self.chat.render_turns(row.messages, [{"role": "assistant", "content": "."}], row.tools)
+            if row.tools or not is_plain(row.said.messages):
+                whole = self.chat.render_turns(row.said.messages, [{"role": "assistant", "content": "."}], row.tools)
                 return Prompt(messages, whole.prompt, whole.prompt_ids), notes
             return Prompt(messages, *self.chat.render(messages, thinks=self.thinks)), notes
         # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.

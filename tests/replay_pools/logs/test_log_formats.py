@@ -154,7 +154,7 @@ def test_verl_prompts_are_restored_or_refused(tmp_path: Path, imported) -> None:
 
 
 def right(rollout: Rollout) -> float:
-    return float(rollout.gt_pass)
+    return float(bool(rollout.gt_pass))
 
 
 def style(rollout: Rollout) -> float:
@@ -165,11 +165,15 @@ def style(rollout: Rollout) -> float:
 NUMBERS: dict[str, tuple[dict[str, Callable[[Rollout], float]], dict[str, str], str]] = {
     "a reward beside other numbers": ({"reward": exact, "num_tokens": lambda one: one.comp_len}, {}, "reward"),
     "a label that is mapped": (
-        {"exact": exact, "cheated": lambda one: int(one.hacked)},
+        {"exact": exact, "cheated": lambda one: float(bool(one.hacked))},
         {"hacked": "cheated"},
         "exact",
     ),
-    "a label that is not": ({"exact": exact, "cheated": lambda one: int(one.hacked)}, {}, "*WEIGHT+cheated*WEIGHT"),
+    "a label that is not": (
+        {"exact": exact, "cheated": lambda one: float(bool(one.hacked))},
+        {},
+        "*WEIGHT+cheated*WEIGHT",
+    ),
     "a label that may be paid": ({"right": right, "style": exact}, {"gt_pass": "right"}, "right*WEIGHT+style*WEIGHT"),
     "a label that is paid alone": ({"right": right}, {"gt_pass": "right", "advantage": "none"}, "right"),
     "a label that is never paid": ({"right": right}, {"hacked": "right"}, "rewards that are numbers"),

@@ -70,6 +70,7 @@ EVALUATION = "an evaluation next to"
 MANY = by_prompt([row(i, prompt=f"p{n % 100}", iteration=n) for n in range(1100) for i in range(2)])
 SEVERAL = passes("pqrstuvw", size=1, completion=lambda n, p, i: p, group_id=lambda n, p, i: p > "s")
 LEAST = [row(i, prompt=f"p{i // 4}", reward=-1.0 if i == 0 else i % 3) for i in range(32)]
+FAILED = [*passes("p", "p", uid=lambda n, *_: f"u{n}"), row(error="x", uid=float("nan"))]
 MODELS = interleaved("pq", "pq", id=lambda n, p, i: f"{n}{p}{i}", model=lambda n, p, i: "ab"[n])
 ENVIRONMENTS = passes("p", size=3, example_id=lambda *_: 0) + passes("q", example_id=lambda *_: 0)
 TWO_COLUMNS = [each | {"prompt": "Solve it.", "problem": each["prompt"]} for each in ONE]
@@ -90,6 +91,7 @@ GROUPS: dict[str, tuple[Rows | dict[str, Rows | bytes], list[int] | str, str]] =
     "a prompt in two columns": (TWO_COLUMNS, "prompt=prompt+problem", ""),
     "an error that is false": (passes("pq", error=lambda *_: "False"), [4, 4], ""),
     "a code of an error": (passes("pq", error=lambda n, p, i: float(i == 1)), [3, 3], "`error` says"),
+    "a failed row without a group": (FAILED, [4, 4], "`error` says"),
     "a measured error": (passes("pq", error=lambda n, p, i: i / 8 + 0.1), [4, 4], ""),
     "two right answers": (interleaved("p", "p", gts=lambda n, *_: "ab"[n]), "--map group=gts+prompt", ""),
     "a split": (passes("pq", "pq", split=lambda n, *_: ("train", "val")[n]), [4, 4], EVALUATION),
