@@ -10,7 +10,7 @@ a model gets padded rows.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,8 +25,8 @@ from extraction.words import Layout
 NAME = "gradient_probe_packed"  # in the registries of transformers
 TRIAL_LENGTHS = ((2, 3), (5, 6), (5, 4), (3, 1))  # prompt and completion tokens of the samples that `packs` tries
 
-# Answers of `packs`, each with the attention and the hooks that the model had; gone with their model.
-_packs: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], bool]] = WeakKeyDictionary()
+_packs: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # answers of `packs`, gone with their model
+
 
 SpanMask = Callable[[int, int], Tensor | None]
 
@@ -133,16 +133,11 @@ def _rotations(backbone: PreTrainedModel) -> list[tuple[str, int]]:
 def packs(backbone: PreTrainedModel) -> bool:
     """Return whether packed rows give the same hidden states as separate samples, tried on random ids once per model.
 
-    Tried again after a change of its hooks, which may read positions of a row; the package's own are partials. False
-    for a model that does not attend by `sdpa`, which packed rows use.
+    False for a model that does not attend by `sdpa`, which packed rows use.
     """
-    attention, hooks = backbone.config._attn_implementation, list[int]()
-    for module in backbone.modules():
-        for number, hook in (*module._forward_pre_hooks.items(), *module._forward_hooks.items()):
-            hooks += [] if isinstance(hook, partial) else [number]
-    if _packs.get(backbone, (None,))[0] != (state := (attention, hooks)):
-        _packs[backbone] = state, attention == "sdpa" and equal_when_packed(backbone)
-    return _packs[backbone][1]
+    if backbone not in _packs:
+        _packs[backbone] = backbone.config._attn_implementation == "sdpa" and equal_when_packed(backbone)
+    return _packs[backbone]
 
 
 @torch.no_grad()
