@@ -37,6 +37,8 @@ from extraction.words import Method, resolve_directions
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_tensors, write_tensors
 
+ORTHONORMAL = 1e-3  # most of norm(V V^T - 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairGradients:
@@ -213,8 +215,8 @@ def known_directions(directions: "Directions | str | Path") -> tuple[str, Direct
     """Return (a name for messages, the directions), given as they are or by their file.
 
     Raises:
-        InputError: no such file, directions without a fingerprint, no direction in any module, or other modules than
-            those of the fingerprint.
+        InputError: no such file, directions without a fingerprint, no direction in any module, other modules than
+            those of the fingerprint, or directions that are not orthonormal.
     """
     where = "directions"
     if not isinstance(directions, Directions):
@@ -226,6 +228,10 @@ def known_directions(directions: "Directions | str | Path") -> tuple[str, Direct
     if differing := directions.vectors.keys() ^ fingerprint["targets"]:
         found = f"{len(differing)} modules in one of the two alone, such as {min(differing)}"
         raise InputError(where, expected="directions for the modules of their basis", found=found)
+    for module, V in directions.vectors.items():
+        if not float((V @ V.T - torch.eye(len(V)).to(V)).norm()) < ORTHONORMAL:
+            expected, fix = "orthonormal directions in every module", "normalise them, by a QR decomposition"
+            raise InputError(where, expected=expected, found=f"others in {module}", fix=fix)
     return where, directions
 
 

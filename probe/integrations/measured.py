@@ -141,6 +141,7 @@ class Setup:
     witness: nn.Parameter | None  # see `Taps`; None: the optimizer steps nothing of the model
     stepped: Stepped  # parameters of the model that the optimizer steps
     has_unknown: bool  # some trained adapter has no defined step
+    idle: Stepped  # factors of LoRAs that are not active, which may have been so within the step
     refusal: InputError | None  # a tap or the projection is not defined
 
 
@@ -232,6 +233,8 @@ class Measured:
             return f"the frozen weight changed since attach (a merged adapter?) in {named(self._changed, self._frames)}"
         if now.refusal is not None:
             return f"{now.refusal.where}: found {now.refusal.found}"
+        if self._project and self._moves_others():
+            return "an adapter that is not active has a gradient, too"
         if not now.tapped:
             return None
         if watched is None or now.tapped.keys() - watched.tapped or now.witness is not watched.witness:
@@ -256,9 +259,12 @@ class Measured:
             self._watch()
         elif self._taps is not None:
             self._taps.stepped()
-        if self._now.has_unknown or self._now.refusal is not None or self._changed:
+        if self._now.has_unknown or self._moves_others() or self._now.refusal is not None or self._changed:
             return None
         return self._zeros() | {module: self._now.parts[module].update(copies) for module, copies in before.items()}
+
+    def _moves_others(self) -> bool:
+        return any(p.grad is not None and bool(whole(p.grad.any())) for p in self._now.idle)
 
     def is_moved_by(self, stepped: Stepped) -> bool:
         """Return whether an optimizer with these parameters moves a module."""
@@ -307,6 +313,7 @@ class Measured:
             tapped=tapped,
             witness=next((p for p in witnesses if p is witness), next(iter(witnesses), None)),
             stepped={*witnesses},
+            idle={p for layer in layers.values() for p in _idle(layer) if p in stepped},
             has_unknown=bool(unknown),
             refusal=refusal,
         )
@@ -359,6 +366,12 @@ def _part(frame: Frame, layer: nn.Module, stepped: Stepped) -> Part | None:
         if len(moving) == 1 and layer.S.shape == frame.held.S.shape and torch.allclose(layer.S, frame.held.S):
             return Part(frame, (layer.delta_S[moving[0]],), stepped, lambda changes, _: changes[0], lambda v: [v])
     return None
+
+
+def _idle(layer: nn.Module) -> list[nn.Parameter]:
+    """Return the factors of the LoRAs of a layer that are not active."""
+    names = set(layer.lora_A) - {*layer.active_adapters} if isinstance(layer, LoraLayer) else ()
+    return [factor for name in names for factor in lora_factors(layer, name)]
 
 
 def _is_trained(parameter: Tensor, stepped: Stepped) -> bool:

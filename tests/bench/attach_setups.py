@@ -777,6 +777,14 @@ def in_part(model: nn.Module, optimizer: Any) -> None:
     optimizer.step()
 
 
+def in_turn(model: Any) -> None:
+    """A backward of each of two LoRAs before the step."""
+    for name in ("other", "default"):
+        model.set_adapter(name)
+        backward(model)
+
+
+TURNS = partial(changing_error, two_adapters, step=in_turn, parameters=of_any_adapter)
 PARAMETERS = {"target_modules": ["o_proj"], "target_parameters": ["k_proj.weight", "down_proj.weight"]}
 PROMPT = partial(away, peft.PromptTuningConfig, num_virtual_tokens=4)
 UNUSUAL = [
@@ -787,6 +795,7 @@ UNUSUAL = [
     Row("loop, zeroed without a step", "LoRA, A alone", lambda _: error_of(a_alone(), step=skipped)),
     Row("loop, a backward to some inputs", "LoRA", lambda _: error_of(of_all(), step=in_part), refused=True),
     Row("loop, gated", "LoRA with a shared A", lambda _: changing_error(shared_factor), refused=True),
+    Row("loop, gated", "two LoRAs in turn", lambda _: TURNS(), refused=True),
     Row("loop, maximize=True", "LoRA", lambda _: error_of(of_all(), step=one_step, make=ASCENT), refused=True),
     Row("probe.cosines", "a learned prompt", lambda _: cosines_error(PROMPT), refused=True),
 ]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extraction import batch as rows_module
-from extraction.batch import Span, make_batch, make_rows, masked_batch, plan_passes, sharing
+from extraction.batch import Span, make_batch, make_rows, plan_passes, sharing
 from replay_pools.base.errors import InputError
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -50,22 +50,6 @@ def test_rows_are_the_batch_of_these_samples(samples, data):
 def test_what_cannot_be_scored_is_refused(prompts, completions, masks, where):
     with pytest.raises(InputError) as refused:
         make_batch(prompts, completions, 0, masks)
-    assert refused.value.where == where
-
-
-@pytest.mark.parametrize(
-    ("is_token", "is_scored", "where"),
-    [
-        ([[1, 1, 1], [1, 1, 0]], [[0, 1, 1], [0, 0, 1]], "sample 1"),
-        ([[1, 1, 1], [1, 1, 0]], [[1, 0, 1], [0, 1, 0]], "sample 0"),
-        ([[1, 1, 1], [0, 1, 1]], [[0, 1, 1], [0, 1, 0]], "sample 1"),
-        ([[1, 1, 1], [1, 1, 0]], [[0, 1], [0, 1]], "masks of the batch"),
-    ],
-    ids=["padding is scored", "nothing predicts", "padding on the left", "another shape"],
-)
-def test_tensors_that_are_no_batch_are_refused(is_token, is_scored, where):
-    with pytest.raises(InputError) as refused:
-        masked_batch(torch.ones(2, 3).long(), torch.tensor(is_token).bool(), torch.tensor(is_scored).bool())
     assert refused.value.where == where
 
 

@@ -1,7 +1,7 @@
 """probe.attach against the functions of the step, against training without it, and against what it must refuse."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -195,12 +195,14 @@ def test_refusals(adapted: Adapted) -> None:
         metadata={"fingerprint": {**adapted.coordinates.start.fingerprint, "weights_sha256": "0" * 64}},
     )
     nothing = Directions(vectors={"m": torch.zeros(0, 3)}, singular_values={}, votes={}, metadata=other.metadata)
+    longer = {module: 2 * V for module, V in adapted.directions.vectors.items()}
     cases: list[tuple[dict, str]] = [
         ({"optimizer": DeepSpeedZeroOptimizer()}, "DeepSpeed"),
         ({"optimizer": object()}, "found object"),
         ({"optimizer": SGD(parameters[1:], lr=1)}, "q_proj: "),
         ({"directions": other}, "weights_sha256"),
         ({"directions": nothing}, "noise floor"),
+        ({"directions": replace(adapted.directions, vectors=longer)}, "orthonormal"),
         ({"directions": "absent.safetensors"}, "absent.safetensors"),
         ({"side": "both"}, "attach.side"),
         ({"overshoot": -1.0}, "attach.overshoot"),
