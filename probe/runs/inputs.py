@@ -169,7 +169,8 @@ def assemble(inputs: Inputs[Any], directory: Path, num_steps: int) -> Setup:
     config, policy, world = inputs.config, inputs.policy, inputs.world
     arms = [get_arm(name) for name in config.intervention.arms]
     conditions = config.objectives()
-    frames, grams = dict[Basis, Frames](), dict[Basis, GramRecorder]()
+    frames: dict[Basis, Frames] = {}
+    grams: dict[Basis, GramRecorder] = {}
     used: dict[Basis, None] = dict.fromkeys(arm.basis for arm in arms)
     for basis in used:
         with inputs.timings.phase(basis), world.main_first():
