@@ -169,8 +169,10 @@ def assemble(inputs: Inputs[Any], directory: Path, num_steps: int) -> Setup:
     config, policy, world = inputs.config, inputs.policy, inputs.world
     arms = [get_arm(name) for name in config.intervention.arms]
     conditions = config.objectives()
-    frames, grams = dict[Basis, Frames](), dict[Basis, GramRecorder]()
-    for basis in dict.fromkeys(arm.basis for arm in arms):
+    frames: dict[Basis, Frames] = {}
+    grams: dict[Basis, GramRecorder] = {}
+    used: dict[Basis, None] = dict.fromkeys(arm.basis for arm in arms)
+    for basis in used:
         with inputs.timings.phase(basis), world.main_first():
             frames[basis] = configured_frames(policy, basis, config.model, inputs.cache)
     if world.shards_base:
@@ -185,7 +187,7 @@ def assemble(inputs: Inputs[Any], directory: Path, num_steps: int) -> Setup:
     with inputs.timings.phase("directions"), in_turn:
         start, library = arm_measures(config, policy, frames, inputs.cache, inputs.say)
         # In a training, products with the first pair gradients would be stale after the first step.
-        for basis in frames if isinstance(config, ReplayConfig) else ():
+        for basis in used if isinstance(config, ReplayConfig) else ():
             # Along the directions of the first loss variant. One with another normaliser has others: these products do
             # not reproduce its cosines, and its analysis says so (`Analysis.reproduced`).
             first = library(basis, normaliser(next(iter(conditions.values()))))
