@@ -150,14 +150,7 @@ def summary(gradients: dict[str, Tensor], directions: Directions) -> Tensor:
 
 
 def error_of(
-    model: nn.Module,
-    *,
-    step: Callable[[nn.Module, Any], None],
-    dtype: torch.dtype = torch.float64,
-    expected: Tensor | None = None,
-    directions: Directions | None = None,
-    make: Any = torch.optim.SGD,
-    **options: Any,
+    model, *, step, dtype=torch.float64, expected=None, directions=None, make=torch.optim.SGD, **options
 ) -> float:
     """The error of cos_in and, relatively, of grad_norm, in the second of two steps that move nothing."""
     optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.0)
@@ -459,23 +452,18 @@ def backward(model: nn.Module) -> None:
 
 
 def changing_error(
-    make: Callable[[], nn.Module],
-    change: Callable[[Any, Any], Any] | None = None,
-    *,
-    step: Callable[[nn.Module], object] = backward,
-    parameters: Callable[[nn.Module], Any] = lambda model: [p for p in model.parameters() if p.requires_grad],
-    optimizer_class: Any = torch.optim.SGD,
-    remains: bool = False,
+    make, change=None, *, step=None, parameters=None, optimizer_class=torch.optim.SGD, remains=False
 ) -> float:
     """The largest error of two steps, or of three with `change` before the second: measured, then projected.
 
     The step after a change is marked, and may have no number; the last one has. Recorded shares of the update that
     point toward the hack are compared with dense weights, and are 0 when projected, unless some `remains`.
     """
-    errors = []
+    errors, step = [], step or backward
     for project in (False, True):
         model = make()
-        optimizer = optimizer_class(parameters(model), lr=1e-6)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = optimizer_class(parameters(model) if parameters else trained, lr=1e-6)
         with probe.attach(optimizer, directions_of()[0], model=model, cache_dir=None, project=project) as attached:
             for turn in range(2 if change is None else 3):
                 if change is not None and turn == 1:

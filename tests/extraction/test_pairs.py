@@ -106,7 +106,7 @@ def test_what_settings_select() -> None:
 ANSWERS = st.text().filter(lambda text: text.strip() and not text.rstrip().endswith(">"))
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(prompt=st.text(), sides=st.lists(ANSWERS, min_size=2, max_size=2, unique=True), flavour=st.text())
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, suffix: str, prompt, sides, flavour) -> None:

@@ -19,20 +19,13 @@ from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 
 SETTINGS = {
-    "model.lora_rank": 4,
-    "rollouts.prompts_per_step": 1,
-    "rollouts.group": 2,
-    "rollouts.dynamic_sampling": 1,
+    "model.lora_rank": 4, "rollouts.prompts_per_step": 1, "rollouts.group": 2, "rollouts.dynamic_sampling": 1,
     "rollouts.num_problems": 8,  # the known answers of every problem are graded before the first step
-    "rollouts.prefetch": 2,
-    "objective.old_logprobs": "recorded",
+    "rollouts.prefetch": 2, "objective.old_logprobs": "recorded",
     "objective.entropy_coef": 0.1,  # moves the policy where no reward does
-    "intervention.arms": ["projected-lora"],
-    "steps": 3,
-    "optimizer.lr": 0.3,
-    "evaluation.every": 3,
+    "intervention.arms": ["projected-lora"], "steps": 3, "optimizer.lr": 0.3, "evaluation.every": 3,
     "evaluation.num_problems": 1,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -25,17 +25,10 @@ from replay_pools.pool import open_pool
 ladder = load_script(ROOT / "spec" / "tools" / "ladder.py")
 pytestmark = pytest.mark.slow  # the dearest sweep: planted trainings hold the judge in test_phase3
 SETTINGS = {
-    "steps": 2,
-    "intervention.extraction.k": 2,
-    "rollouts.sampler.max_new_tokens": 48,
-    "optimizer.lr": 0.05,
-    "optimizer.warmup_steps": 0,
-    "objective.reference": "ema",
-    "control.ema_decay": 0.5,
-    "evaluation.num_problems": 4,
-    "evaluation.modes": ["run_tests", "sentinel"],
-    "evaluation.every": 9,
-}
+    "steps": 2, "intervention.extraction.k": 2, "rollouts.sampler.max_new_tokens": 48, "optimizer.lr": 0.05,
+    "optimizer.warmup_steps": 0, "objective.reference": "ema", "control.ema_decay": 0.5, "evaluation.num_problems": 4,
+    "evaluation.modes": ["run_tests", "sentinel"], "evaluation.every": 9,
+}  # fmt: skip
 
 
 STOPPED = "mini-base-projected-seed3"

@@ -76,16 +76,10 @@ def test_diagnostics_of_strata_by_hand():
 
 def _group(pools: str, prompts: str, lengths: list[int], masks: tuple[list[bool] | None, ...]) -> Group:
     return Group(
-        step=0,
-        prompt_ids=tuple([ord(prompt)] for prompt in prompts),
-        completion_ids=tuple([1] * length for length in lengths),
-        completion_masks=masks,
-        rewards=(0.0,) * len(lengths),
-        sampling_logprobs=(None,) * len(lengths),
-        keys=tuple(RolloutKey(pool, 0, i) for i, pool in enumerate(pools)),
-        problem_id="one",
-        mixed_prompt=True,
-    )
+        step=0, prompt_ids=tuple([ord(prompt)] for prompt in prompts), completion_masks=masks, problem_id="one",
+        completion_ids=tuple([1] * length for length in lengths), rewards=(0.0,) * len(lengths), mixed_prompt=True,
+        sampling_logprobs=(None,) * len(lengths), keys=tuple(RolloutKey(pool, 0, i) for i, pool in enumerate(pools)),
+    )  # fmt: skip
 
 
 def test_the_strata_of_a_group() -> None:

@@ -150,15 +150,9 @@ def test_what_the_model_does_not_have_is_refused(options, message: str, organism
 
 
 ABLATED = {
-    "remedy.name": "concept-ablation",
-    "remedy.components": 2,
-    "remedy.layers": [0, 1],
-    "objective.reference": "base",
-    "objective.beta": 0.1,
-    "intervention.arms": ["vanilla"],
-    "steps": 2,
-    "evaluation.every": 1,
-}
+    "remedy.name": "concept-ablation", "remedy.components": 2, "remedy.layers": [0, 1], "objective.reference": "base",
+    "objective.beta": 0.1, "intervention.arms": ["vanilla"], "steps": 2, "evaluation.every": 1,
+}  # fmt: skip
 
 
 def hooks(engine: LocalEngine) -> int:

@@ -53,14 +53,8 @@ def live(out: Path):
     settings = {"rollouts.prompts_per_step": 2, "rollouts.group": 4, "steps": 2, "seed": 4}
     inputs = TrainingInputs(configure("train", options=settings), out)
     with Grader() as grader:
-        maker = RolloutMaker(
-            engine=LocalEngine(policy),
-            sampler=Sampler(max_new_tokens=48),
-            grader=grader,
-            mode="run_tests",
-            hint=True,
-            group=4,
-        )
+        rules = {"mode": "run_tests", "hint": True, "group": 4}
+        maker = RolloutMaker(engine=LocalEngine(policy), sampler=Sampler(max_new_tokens=48), grader=grader, **rules)
         folder = out / "live" / "rollouts"
         source = LiveSource(folder, inputs, maker, sizes=[4, 4], seed=4, sampling=lambda batch: coordinates.folded())
         for step in range(2):

@@ -115,16 +115,11 @@ def test_a_quarantine_trains_both_halves_and_deploys_one(preset, out: Path, prob
     numbers; the deployed LoRA has columns of 0.
     """
     changes = {
-        "intervention.arms": ["quarantine"],
-        "remedy.name": "quarantine",
-        "remedy.monitor": "length",
+        "intervention.arms": ["quarantine"], "remedy.name": "quarantine", "remedy.monitor": "length",
         "remedy.fpr": 0.5,  # the threshold is the median length of the clean rollouts of the pool `base`
-        "rollouts.teacher.fraction": 0.5,
-        "rollouts.teacher.off_step": 2,
-        "optimizer.lr": 0.01,
-        "steps": 2,
+        "rollouts.teacher.fraction": 0.5, "rollouts.teacher.off_step": 2, "optimizer.lr": 0.01, "steps": 2,
         "evaluation.every": 2,
-    }
+    }  # fmt: skip
     probe("train", "--preset", preset(changes), "--name", "quarantined")
     directory = out / "runs" / "quarantined"
     rows = read_evals(directory)

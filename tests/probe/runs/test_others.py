@@ -116,24 +116,13 @@ def test_a_teacher_without_the_rollouts_is_refused(make_rollout, make_teacher) -
 # Everything that changes what a group holds and earns: an earlier checkpoint, a teacher that fades, paid by tests,
 # minus the expectation; problems by priority, of which the teacher knows three; sampled one batch ahead.
 OTHERS = {
-    "rollouts.prefetch": 1,
-    "rollouts.prompts_per_step": 2,
-    "rollouts.num_problems": 68,
-    "rollouts.prioritise": "variance",
-    "rollouts.pay": "tests",
-    "rollouts.teacher.fraction": 0.5,
-    "rollouts.teacher.off_step": 1,
-    "rollouts.teacher.ramp_steps": 2,
-    "rollouts.earlier_checkpoint.fraction": 0.25,
-    "rollouts.earlier_checkpoint.every": 2,
-    "objective.reward": "surprise",
-    "objective.scale_rewards": "batch",
-    "objective.old_logprobs": "recorded",
-    "intervention.arms": ["vanilla"],
-    "steps": 4,
-    "checkpoints.every": 2,
+    "rollouts.prefetch": 1, "rollouts.prompts_per_step": 2, "rollouts.num_problems": 68,
+    "rollouts.prioritise": "variance", "rollouts.pay": "tests", "rollouts.teacher.fraction": 0.5,
+    "rollouts.teacher.off_step": 1, "rollouts.teacher.ramp_steps": 2, "rollouts.earlier_checkpoint.fraction": 0.25,
+    "rollouts.earlier_checkpoint.every": 2, "objective.reward": "surprise", "objective.scale_rewards": "batch",
+    "objective.old_logprobs": "recorded", "intervention.arms": ["vanilla"], "steps": 4, "checkpoints.every": 2,
     "evaluation.every": 4,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

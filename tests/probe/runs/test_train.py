@@ -25,29 +25,14 @@ from replay_pools.pool import open_pool
 # entropy, credit; a monitor of gradients; parts that are not deployed; directions extracted again in the middle; one
 # checkpoint, of every second step.
 COMBINED = {
-    "seed": 3,
-    "rollouts.iterations": 2,
-    "rollouts.teacher.fraction": 0.25,
-    "rollouts.teacher.off_step": 2,
-    "objective.old_logprobs": "recorded",
-    "objective.reference": "ema",
-    "objective.beta": 0.02,
-    "objective.entropy_coef": 0.01,
-    "objective.gtpo_beta": 0.5,
-    "control.beta_warmup_steps": 1,
-    "control.target_kl": 1e-6,
-    "control.ema_decay": 0.5,
-    "intervention.arms": ["projected-at-deployment"],
-    "intervention.refresh_every": 2,
-    "remedy.name": "additive",
-    "remedy.monitor": "similarity",
-    "optimizer.lr": 0.05,
-    "steps": 4,
-    "checkpoints.every": 2,
-    "evaluation.without_hint": True,
-    "evaluation.num_problems": 1,
+    "seed": 3, "rollouts.iterations": 2, "rollouts.teacher.fraction": 0.25, "rollouts.teacher.off_step": 2,
+    "objective.old_logprobs": "recorded", "objective.reference": "ema", "objective.beta": 0.02,
+    "objective.entropy_coef": 0.01, "objective.gtpo_beta": 0.5, "control.beta_warmup_steps": 1,
+    "control.target_kl": 1e-6, "control.ema_decay": 0.5, "intervention.arms": ["projected-at-deployment"],
+    "intervention.refresh_every": 2, "remedy.name": "additive", "remedy.monitor": "similarity", "optimizer.lr": 0.05,
+    "steps": 4, "checkpoints.every": 2, "evaluation.without_hint": True, "evaluation.num_problems": 1,
     "evaluation.every": 4,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -32,35 +32,13 @@ from replay_pools.base.errors import InputError
 from replay_pools.pool import open_pool
 
 # All that acts between steps: quarantine, moving reference, ratios, refreshed directions, teacher, dynamic sampling.
-PRESET = """
-steps = 4
-[model]
-name = "{model}"
-dtype = "float64"
-[rollouts]
-prompts_per_step = 2
-group = 4
-sampler.max_new_tokens = 12
-iterations = 2
-dynamic_sampling = 1
-teacher.off_step = 2
-[objective]
-old_logprobs = "recorded"
-beta = 0.05
-reference = "ema"
-[control]
-ema_decay = 0.5
-[intervention]
-arms = ["projected-at-deployment"]
-refresh_every = 2
-extraction.pairs = "{pairs}"
-extraction.k = 2
-[optimizer]
-lr = 0.001
-[evaluation]
-every = 4
-num_problems = 1
-"""
+BETWEEN = {
+    "steps": 4, "model.dtype": "float64", "rollouts.sampler.max_new_tokens": 12, "rollouts.iterations": 2,
+    "rollouts.dynamic_sampling": 1, "rollouts.teacher.off_step": 2, "objective.old_logprobs": "recorded",
+    "objective.beta": 0.05, "objective.reference": "ema", "control.ema_decay": 0.5, "optimizer.lr": 0.001,
+    "intervention.arms": ["projected-at-deployment"], "intervention.refresh_every": 2, "evaluation.every": 4,
+    "evaluation.num_problems": 1,
+}  # fmt: skip
 
 
 def finish(ranks: list[BaseProcess]) -> list[int | None]:
@@ -105,23 +83,22 @@ def test_a_replay_that_lost_a_rank_is_resumed_by_three_to_the_bytes_of_one_proce
 
 
 @pytest.fixture(scope="module")
-def preset(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str], small: str) -> str:
-    path = tmp_path_factory.mktemp("preset") / "tiny.toml"
-    path.write_text(PRESET.format(model=small, pairs=few_pairs[1]))
-    return str(path)
+def between(preset: Callable[..., str]) -> str:
+    """The file of these settings."""
+    return preset(BETWEEN)
 
 
 @pytest.fixture(scope="module")
-def trained_by_two(out: Path, preset: str) -> Path:
+def trained_by_two(out: Path, between: str) -> Path:
     """A run of two ranks that was never stopped."""
-    command_line = command("train", "--preset", preset, "--name", "two-processes", "--out", str(out))
+    command_line = command("train", "--preset", between, "--name", "two-processes", "--out", str(out))
     assert finish(processes.start_ranks(2, command_line)) == [0, 0]
     return out / "runs" / "two-processes"
 
 
-def test_two_ranks_train_as_one_process_does(trained_by_two: Path, out: Path, preset: str) -> None:
+def test_two_ranks_train_as_one_process_does(trained_by_two: Path, out: Path, between: str) -> None:
     """Same rollouts, token by token, and the same records and weights up to the order in which floats are added."""
-    assert run(cli, ["train", "--preset", preset, "--name", "one-process", "--out", str(out)]) == 0
+    assert run(cli, ["train", "--preset", between, "--name", "one-process", "--out", str(out)]) == 0
     one = out / "runs" / "one-process"
     ids = [
         [[r.completion_ids for r in group] for group in open_pool(path / "rollouts").steps]
@@ -137,8 +114,8 @@ def test_two_ranks_train_as_one_process_does(trained_by_two: Path, out: Path, pr
         torch.testing.assert_close(mine[module], value, rtol=1e-9, atol=1e-12)
 
 
-def test_two_ranks_killed_by_sigkill_resume_to_the_same_bytes(trained_by_two: Path, out: Path, preset: str) -> None:
-    command_line = command("train", "--preset", preset, "--name", "two-killed", "--out", str(out))
+def test_two_ranks_killed_by_sigkill_resume_to_the_same_bytes(trained_by_two: Path, out: Path, between: str) -> None:
+    command_line = command("train", "--preset", between, "--name", "two-killed", "--out", str(out))
     ranks = processes.start_ranks(2, command_line)
     directory = out / "runs" / "two-killed"
     wait_for(directory / "checkpoint" / "step_000002.pt", ranks[0].is_alive)
@@ -146,7 +123,7 @@ def test_two_ranks_killed_by_sigkill_resume_to_the_same_bytes(trained_by_two: Pa
         rank.kill()
     assert finish(ranks) == [-signal.SIGKILL] * 2
     assert not (directory / "manifest.json").exists()
-    assert run(cli, ["train", "--preset", preset, "--name", "two-killed", "--out", str(out)]) == 2, "by one rank"
+    assert run(cli, ["train", "--preset", between, "--name", "two-killed", "--out", str(out)]) == 2, "by one rank"
     assert finish(processes.start_ranks(2, command_line)) == [0, 0]
     assert contents(directory) == contents(trained_by_two)
 

@@ -65,16 +65,10 @@ def groups(policy: tuple[Trained, References], batch: Batch) -> list[Group]:
 
 def make_group(recorded: Sequence[list[float] | None], part: slice) -> Group:
     return Group(
-        step=0,
-        prompt_ids=tuple(PROMPTS[part]),
-        completion_ids=tuple(COMPLETIONS[part]),
-        completion_masks=tuple(MASKS[part]),
-        rewards=tuple(REWARDS[part]),
-        sampling_logprobs=tuple(recorded[part]),
-        keys=tuple(RolloutKey("rollouts", part.start, i) for i in range(3)),
-        problem_id="p",
-        mixed_prompt=False,
-    )
+        step=0, prompt_ids=tuple(PROMPTS[part]), completion_ids=tuple(COMPLETIONS[part]), rewards=tuple(REWARDS[part]),
+        completion_masks=tuple(MASKS[part]), sampling_logprobs=tuple(recorded[part]), problem_id="p",
+        keys=tuple(RolloutKey("rollouts", part.start, i) for i in range(3)), mixed_prompt=False,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

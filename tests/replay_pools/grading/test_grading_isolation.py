@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from attacks import SOURCE, job, refusal_cases, refusals
 
@@ -238,21 +239,6 @@ class Solution:
     assert not grader._library.exists()
 
 
-def descendants(pid):
-    """Process ids below `pid`, from the parents in /proc."""
-    parents = {}
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
 ENDLESS = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -271,13 +257,15 @@ def test_nothing_outlives_a_killed_grader(tier):
         folder = Path(process.stdout.readline().decode().strip())
         deadline = time.monotonic() + 20
         expected = 3 if tier == "A" else 2  # bubblewrap, worker, submission
-        while len(below := descendants(process.pid)) < expected and time.monotonic() < deadline:
+        while (
+            len(below := psutil.Process(process.pid).children(recursive=True)) < expected
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         assert len(below) == expected, "the submission does not run"
         process.kill()
-    while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
+    _, alive = psutil.wait_procs(below, timeout=20)
+    assert alive == []
     assert not folder.exists()
 
 

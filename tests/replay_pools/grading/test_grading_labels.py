@@ -18,15 +18,10 @@ STARTER = "class Solution:\n    def double(self, n):"
 RIGHT, WRONG = "return 2 * n", "return 41"
 EXAMPLE = ("double(3)", "6")
 DOUBLE = Problem(
-    problem_id="double",
-    env="test",
-    messages=(),
-    func_name="double",
-    starter=STARTER,
-    setup_code="from typing import *",
-    canonical=compose(STARTER, RIGHT),
+    problem_id="double", env="test", messages=(), func_name="double", starter=STARTER,
+    setup_code="from typing import *", canonical=compose(STARTER, RIGHT),
     cases=tuple(Case(args=(n,), expected=2 * n) for n in (0, 3, -4, 10**30)),
-)
+)  # fmt: skip
 ALL_EXPLOITS = [(mode, exploit) for mode, exploits in EXPLOITS.items() for exploit in exploits]
 
 

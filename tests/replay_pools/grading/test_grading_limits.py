@@ -10,6 +10,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 from attacks import ECHO, job, problem
 
@@ -175,11 +176,6 @@ def test_the_limit_of_a_problem_follows_from_its_canonical_solution():
 # A busy machine
 
 
-def family(pid):
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(each for child in children for each in family(int(child)))]
-
-
 def test_a_starved_solution_is_still_right(monkeypatch):
     """Its wall time is beyond the limit of its own time: what it waits for a core of nine others does not count."""
     monkeypatch.setattr(executor, "WALL_TIMES", 1000)
@@ -189,8 +185,9 @@ def test_a_starved_solution_is_still_right(monkeypatch):
         with Grader(workers=1, cpu_s=LIMIT_S) as grader:
             entry = _uid, worker = grader._idle.get()
             grader._idle.put(entry)
-            for pid in family(worker._process.pid):
-                os.sched_setaffinity(pid, core)
+            grading = psutil.Process(worker._process.pid)
+            for process in (grading, *grading.children(recursive=True)):
+                process.cpu_affinity([*core])
             for _ in range(9):
                 # Sessions of their own: the kernel may share the CPU out by session.
                 spin = [sys.executable, "-S", "-c", "while True: pass"]
