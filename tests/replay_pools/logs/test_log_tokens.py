@@ -223,15 +223,11 @@ def test_a_completion_that_reasons_was_sampled_by_a_prompt_with_thinking(importe
         assert set(asked) == {expected}
 
 
-def test_completions_with_the_markup_of_another_model_are_refused(imported, chat) -> None:
-    for name in ("completion", "prompt"):
-        with pytest.raises(InputError, match=r"<\|eot_id\|>.*: no tokens"):
-            imported(
-                [
-                    row(i, **{name: [USER | {"content": f"<|eot_id|>{i}"}] if name == "prompt" else f"{i}<|eot_id|>"})
-                    for i in range(4)
-                ]
-            )
+def test_the_markup_of_another_model_is_refused(imported, chat) -> None:
+    """At the end of completions, and where a message begins with it."""
+    for changes in ({"completion": "a<|eot_id|>"}, {"prompt": [USER | {"content": "<|eot_id|>u"}]}):
+        with pytest.raises(InputError, match=r"<\|eot_id\|>: no tokens"):
+            imported([row(i) | changes for i in range(4)], mapping={"completion": "completion"})
     end = chat.tokenizer.convert_ids_to_tokens(EOS)
     pool = imported([row(i, completion=f"{i}{end}") for i in range(4)])
     assert {rollout.completion_ids[-1] for rollout in pool.steps[0]} == {EOS}
