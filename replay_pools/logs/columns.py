@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from replay_pools.base.errors import Faults, InputError, refuse, unknown_name
+from replay_pools.base.files import sha256
 from replay_pools.base.tables import TRUTHS
 
 Says = Callable[[Any], bool]  # whether a value says something of its row
@@ -142,7 +143,7 @@ def mark_of(name: str, value: Any) -> str | int | float | None:
     if isinstance(value, float) and value.is_integer():  # tables with gaps, and CSV, hold whole numbers so
         return int(value)
     if isinstance(value, str) and len(value) > LONGEST_MARK:
-        return str(hash(value))
+        return sha256(value.encode(errors="replace"))
     is_kind = isinstance(value, str | int) or (isinstance(value, float) and value == value and name in SETTINGS)
     return value if is_kind else None
 
