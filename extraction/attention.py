@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from extraction.batch import Span, make_batch, make_rows
-from extraction.words import Layout
+from extraction.settings import Layout
 
 NAME = "gradient_probe_packed"  # in the registries of transformers
 TRIAL_LENGTHS = ((2, 3), (5, 6), (5, 4), (3, 1))  # prompt and completion tokens of the samples that `packs` tries

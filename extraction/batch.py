@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from extraction.words import Layout
+from extraction.settings import Layout
 from replay_pools.base.errors import InputError
 
 

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extraction.words import Method, resolve_directions
+from extraction.settings import Method, resolve_directions
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_tensors, write_tensors
 

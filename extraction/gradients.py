@@ -26,8 +26,8 @@ from extraction.adapters.frames import Frames
 from extraction.batch import Batch, Rows
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.passes import Agree, each_pass, zeros
+from extraction.settings import Basis
 from extraction.stacks import Stacks, by_value
-from extraction.words import Basis
 from replay_pools.base.errors import InputError
 
 Axis = tuple[Basis, Mapping[str, Tensor]]  # a vector over some modules of a basis or all, {module: (r,)}

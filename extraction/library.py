@@ -37,9 +37,9 @@ from extraction.directions import (
     unit_scale,
 )
 from extraction.gradients import per_sample_gradients
-from extraction.loss import loss_weights
+from extraction.loss_weights import loss_weights
 from extraction.pairs import Pair, Turns, load_pairs, pairs_sha, selected_pairs, text_of
-from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser, resolve_directions
+from extraction.settings import PAIR_GRADIENTS, ExtractionSettings, Normaliser, resolve_directions
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.files import file_sha256, sha256
 from replay_pools.policy.chat import Chat

@@ -18,7 +18,7 @@ from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import dump_json, encode_jsonl, sha256, write_atomic
 from replay_pools.base.tables import TRUTHS
 from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
-from replay_pools.logs.files import KINDS, Fields, read_objects, read_rows
+from replay_pools.logs.rows import KINDS, Fields, read_objects, read_rows
 from replay_pools.logs.values import TEXT, Chat, is_plain, is_text, turns_of, wrong_value
 
 MAP = "--pairs-map"

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from extraction.words import ExtractionSettings, kind_of
+from extraction.settings import ExtractionSettings, kind_of
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import encode_jsonl, sha256, write_atomic, write_gz
 from replay_pools.environments.loopholes import (

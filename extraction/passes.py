@@ -24,7 +24,7 @@ from extraction.adapters.frames import Frames
 from extraction.attention import attending, by_rotation, packs
 from extraction.batch import Batch, Rows, make_rows, plan_passes, sharing
 from extraction.logprobs import completion_logprobs, frozen, scatter_tokens, split_model
-from extraction.words import Layout
+from extraction.settings import Layout
 from replay_pools.policy.load import batch_bytes
 
 # The number of passes that this process needs -> the number that every process makes; `int` for a single process.

@@ -86,7 +86,7 @@ def planted(make_rollout: Callable[..., Rollout], pool_header: dict[str, Any]) -
     def make(place: Path, text: str, rates: Any) -> Any:
         from trainings import plant
 
-        from probe.experiments.load import load_spec
+        from probe.experiments.spec_file import load_spec
 
         name = tomllib.loads(text)["experiment"]["name"]
         (place / f"{name}.toml").write_text(text)

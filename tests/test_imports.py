@@ -23,7 +23,7 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "replay_pools/logs/[!t]*.py",
     "replay_pools/environments/*.py",
     "replay_pools/grading/*.py",
-    "extraction/words.py",
+    "extraction/settings.py",
     "probe/__init__.py",
     "probe/settings/*.py",
     "probe/records/*.py",
@@ -37,7 +37,7 @@ WORDS = {
     "probe.settings.words",
     "probe.settings.loss",
     "probe.settings.arms",
-    "extraction.words",
+    "extraction.settings",
     "replay_pools.base.terminal",
 }
 MATHEMATICS = (
@@ -50,7 +50,7 @@ MATHEMATICS = (
     "probe/analysis/statistics/significance.py",
     "probe/analysis/statistics/nulls.py",
     "probe/analysis/statistics/thresholds.py",
-    "extraction/loss.py",
+    "extraction/loss_weights.py",
     "extraction/stacks.py",
 )
 

@@ -14,7 +14,7 @@ from probe.analysis.detectors import DETECTORS
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.docs import document as tables_of_settings
-from probe.experiments.load import load_spec
+from probe.experiments.spec_file import load_spec
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.presets import parse_setting, preset_names

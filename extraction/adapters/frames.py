@@ -11,7 +11,7 @@ W is now. The two maps (`adapters.coordinates`) are adjoint: <matrix of v, M> = 
 
 Shapes: G samples, T tokens, r coordinates of a module; M and W (d_out, d_in), U (d_out, r), S (r,), Vh (r, d_in),
 A (rank, d_in). All gradients are of a LOSS: a descent step moves along -g.
-To add a basis: a word in `extraction.words.Basis`, a class of `Frame`, a function that makes its frames.
+To add a basis: a word in `extraction.settings.Basis`, a class of `Frame`, a function that makes its frames.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from extraction.adapters.targets import (
     weight_matrix,
     whole,
 )
-from extraction.words import Adapted, Basis
+from extraction.settings import Adapted, Basis
 from replay_pools.base.errors import InputError, cut
 from replay_pools.policy.load import load_policy
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from extraction.words import Adapted
+from extraction.settings import Adapted
 from replay_pools.base.errors import InputError
 
 Kinds = Mapping[str, tuple[str, ...]]  # {kind of projections: its suffixes}; never embeddings or the head

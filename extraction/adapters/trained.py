@@ -40,7 +40,7 @@ from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.frames import Frames, base_layer
 from extraction.adapters.svd import MAX_CONDITION, Factors, condition
 from extraction.adapters.targets import check_one_place, spread_as, whole
-from extraction.words import Basis
+from extraction.settings import Basis
 from replay_pools.policy.adapters import quiet_peft
 
 WEIGHTS = "adapter_model.safetensors"  # peft's name

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from extraction.words import Adapted, Basis
+from extraction.settings import Adapted, Basis
 from probe.analysis.cosines import cells, num_problems
 from probe.analysis.estimate import Estimate
 from probe.analysis.families import FAMILIES

@@ -22,7 +22,7 @@ from probe.analysis.cosines import (
 from probe.analysis.estimate import Estimate, Family
 from probe.analysis.fields import fields_of
 from probe.analysis.forecast import forecast
-from probe.analysis.lookahead import moves
+from probe.analysis.gains import moves
 from probe.analysis.pull import ceilings, overlap_of, shares
 from probe.analysis.rivals import areas, transfer
 from probe.analysis.statistics.nulls import sign_transfer

@@ -30,7 +30,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from extraction.words import kind_of
+from extraction.settings import kind_of
 from probe.analysis.cosines import TRIVIAL
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.geometry import Axes, PairGram, cosines, extract, held_out_gradients, weighted

@@ -27,7 +27,7 @@ import numpy as np
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.forecast import forecast
-from probe.analysis.lookahead import PLAIN, Looked, gain
+from probe.analysis.gains import PLAIN, Looked, gain
 from probe.analysis.statistics.intervals import Interval, clopper_pearson, t_interval
 from probe.records.records import SampleRecord
 from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of

@@ -10,7 +10,7 @@ margin_final                         change of held-out logp(hack) - logp(clean)
 elo_gap                              best evaluation above the base, in Elo of solving (spec/tools/ladder.py)
 cos_moved, hackward_frac_moved       for the whole update, start minus end, with the arm's first directions
 
-To add a rate, add a row in RATES and its meaning in `probe.records.tables.RATES`.
+To add a rate, add a row in RATES and its meaning in `probe.records.schema.RATES`.
 """
 
 import math
@@ -23,7 +23,7 @@ import numpy as np
 
 from probe.records.records import StepRecord
 from probe.records.run import CONFIG_FILE, EVALUATIONS_DIR, Run
-from probe.settings.run import read_config
+from probe.settings.verbs import read_config
 from probe.settings.words import ALL, NO_HINT
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout

@@ -22,7 +22,7 @@ import click
 from probe.cli._frame import AnyFunction, Text, answer, json_option, out_option, plain, say
 from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names, setting_text
-from probe.settings.run import CONFIGS, KEYS, StepConfig, with_direction_file
+from probe.settings.verbs import CONFIGS, KEYS, StepConfig, with_direction_file
 from probe.settings.words import Verb
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json

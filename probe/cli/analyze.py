@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from extraction.words import BASES, Basis
+from extraction.settings import BASES, Basis
 from probe.cli._frame import Checked, Text, one_of
 from probe.cli._settings import verb
 from probe.records.run import Run, read_run
@@ -77,7 +77,7 @@ def _runs(paths: Sequence[Path], out: Path, full: bool, basis: Basis | None) -> 
     cautions: list[str] = []
     if len(runs) > 1:
         from probe.analysis.horizon import cautions_of
-        from probe.analysis.verdict.trained import judge_arms
+        from probe.analysis.verdict.outcome import judge_arms
         from probe.analysis.verdict.trained_arms import grouped
 
         if (trained := grouped(analyses)) is not None:
@@ -102,10 +102,10 @@ def _runs(paths: Sequence[Path], out: Path, full: bool, basis: Basis | None) -> 
 
 def _spec(spec_file: Path, out: Path, write: bool) -> Text:
     """Yield the verdict of a spec, and write it with `write`; fail if its primary criterion did."""
-    from probe.experiments.load import load_spec
+    from probe.experiments.judge import evaluate_spec
     from probe.experiments.outcomes import write_outcomes
     from probe.experiments.register import write_results
-    from probe.experiments.verdict import evaluate_spec
+    from probe.experiments.spec_file import load_spec
 
     spec = load_spec(spec_file)
     verdict = evaluate_spec(spec, out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from extraction.words import BASES, Basis
+from extraction.settings import BASES, Basis
 from probe.analysis.formatting import render_table, shown, wrap
 from probe.cli._frame import Table, Text, command, echo, log_options, name_option, one_of, say
 from probe.cli._running import check_names
@@ -19,7 +19,7 @@ from replay_pools.base.files import append_jsonl
 from replay_pools.pool import CAUTION
 
 if TYPE_CHECKING:
-    from extraction.words import ExtractionSettings
+    from extraction.settings import ExtractionSettings
     from probe.runs.detect import Detected
 
 FIRST = 10  # rows of the list to read first

@@ -8,7 +8,7 @@ import click
 
 from probe.cli._frame import Table, Text
 from probe.cli._settings import verb
-from probe.settings.run import setting_rows
+from probe.settings.verbs import setting_rows
 from replay_pools.base.errors import InputError, unknown_name
 
 SHIPPED = "gradient-probe"  # the folder of the manual among the data files of the installed package

@@ -5,11 +5,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from extraction.words import BASES, Adapted, Basis
+from extraction.settings import BASES, Adapted, Basis
 from probe.cli._frame import Table, Text, command, name_option, one_of, plain, say
 from probe.cli._settings import MODEL, PAIRS, configured, settings_options, verb
 from probe.settings.presets import configure, setting_text
-from probe.settings.run import ReplayConfig, normaliser
+from probe.settings.verbs import ReplayConfig, normaliser
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
@@ -29,7 +29,7 @@ def extract(name: str, basis: Basis, out: Path, **settings: Any) -> Text:
 
     Example:  probe extract --pairs builtin --basis svd --k 4 --name v_hack
     """
-    from probe.runs.directions import read_card
+    from probe.runs.arm_directions import read_card
     from probe.runs.extract import extracted
 
     config = configured("replay", settings, out)

@@ -10,14 +10,14 @@ from probe.cli._frame import Table, Text, command, name_option, one_of
 from probe.cli._settings import verb
 from probe.cli.analyze import analyses_of, runs_argument, spec_among
 from probe.records.run import default_name, read_run, resolve_run
-from probe.records.tables import TableName
+from probe.records.schema import TableName
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
 
 # Report modules import numpy and scipy, so functions import them late and help texts stay fast.
 if TYPE_CHECKING:
+    from probe.report.analyses import Report
     from probe.report.drawing import Format
-    from probe.report.inputs import Report
 
 
 @verb()
@@ -46,8 +46,8 @@ def report(runs: tuple[Path, ...], name: str | None, figures: "Format", tables: 
     if tables is not None:
         return (yield from _tables([resolve_run(run, out) for run in runs], tables, out))
     from probe.analysis.text_report import format_verdict
+    from probe.report.analyses import label_of
     from probe.report.build import write_report
-    from probe.report.inputs import label_of
 
     contents = report_of(runs, name, out)
     page, drawings = write_report(contents, out, figures)
@@ -87,13 +87,13 @@ def report_of(runs: Sequence[Path], name: str | None, out: Path) -> "Report":
 
     Without a name, it has the spec's or those of the runs.
     """
-    from probe.report.inputs import Report, slug
+    from probe.report.analyses import Report, slug
 
     named = [] if name is None else ["--name", name]
     command = shlex.join(["probe", "report", *map(str, runs), *named, "--out", str(out)])
     if spec_file := spec_among(runs):
-        from probe.experiments.load import load_spec
-        from probe.experiments.verdict import evaluate_spec
+        from probe.experiments.judge import evaluate_spec
+        from probe.experiments.spec_file import load_spec
 
         spec = load_spec(spec_file)
         evaluation = evaluate_spec(spec, out)

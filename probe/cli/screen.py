@@ -37,7 +37,7 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path) -
     from probe.analysis.analyze import Analysis  # imports scipy, so only on demand
     from probe.analysis.screen import PARTS, hidden_rewards
     from probe.analysis.screen import screen as screened
-    from probe.experiments.load import read_candidates
+    from probe.experiments.spec_file import read_candidates
     from probe.settings.remedy import CANDIDATES
 
     directory = resolve_run(run, out)

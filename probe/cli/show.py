@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from extraction.words import direction_names, resolve_directions
+from extraction.settings import direction_names, resolve_directions
 from probe.analysis.formatting import shown
 from probe.cli._frame import Table, Text, command, plain
 from probe.cli._settings import verb
@@ -134,7 +134,7 @@ def show(source: str | None, step: int | None, sample: int | None, out: Path) ->
     run = read_run(folder) if (folder / CONFIG_FILE).is_file() else None
     if run is None and (file.is_file() or file.suffix == ".safetensors"):
         from probe.cli.extract import described_card
-        from probe.runs.directions import read_card
+        from probe.runs.arm_directions import read_card
 
         card = read_card(file := resolve_directions(source, out))
         yield from described_card(file, card)
@@ -251,8 +251,8 @@ def _described(
     title: str, rollout: "Rollout", record: "SampleRecord | None", tokens: "TokenRecord | None"
 ) -> Iterator[str]:
     """Yield prompt, completion (each line with its share, if shares were recorded) and facts of a rollout."""
+    from probe.report.evidence import line_shares
     from probe.report.facts import facts_of, question_of, tags_of
-    from probe.report.rollouts import line_shares
 
     yield f"{title}: {', '.join(tags_of(rollout))}"
     yield f"\nPROMPT (last message of the user)\n{_indented(question_of(rollout))}"

@@ -34,8 +34,8 @@ def plan(target: Path, out: Path) -> Text:
 
       probe spec plan demo
     """
-    from probe.experiments.load import load_spec
     from probe.experiments.plan import make_plan
+    from probe.experiments.spec_file import load_spec
 
     run = None if target.suffix == ".toml" else resolve_run(target, out)
     if run is not None:
@@ -126,7 +126,7 @@ def sweep(
       probe spec sweep spec/experiments/phase2.toml --jobs 2
     """
     from probe.experiments.jobs import command_of, input_faults, pool_jobs, run_jobs, sweep_folder
-    from probe.experiments.load import load_spec
+    from probe.experiments.spec_file import load_spec
 
     spec = load_spec(spec_file)
     if print_jobs:

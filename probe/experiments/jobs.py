@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from extraction.words import resolve_directions
+from extraction.settings import resolve_directions
 from probe.experiments.spec import Cell, Criterion, Spec, SpecCondition
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings
-from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
+from probe.settings.verbs import GenerateConfig, ReplayConfig, TrainConfig
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_json

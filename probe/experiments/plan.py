@@ -20,7 +20,7 @@ from probe.experiments.jobs import Job, before_ceilings, input_faults, run_jobs,
 from probe.experiments.spec import Budget, Spec
 from probe.records.idle import WITHOUT_GTPO
 from probe.records.timings import mean_times, runs_alike
-from probe.settings.run import ReplayConfig, TrainConfig
+from probe.settings.verbs import ReplayConfig, TrainConfig
 from replay_pools.base.errors import InputError
 
 SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, in addition to the planned number

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from probe.experiments.jobs import STATE_FILE, run_jobs, sweep_folder
-from probe.experiments.load import load_spec
+from probe.experiments.judge import SHA_DIGITS, SpecVerdict
 from probe.experiments.spec import Spec
-from probe.experiments.verdict import SHA_DIGITS, SpecVerdict
+from probe.experiments.spec_file import load_spec
 from probe.records.timings import starts_of
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_atomic

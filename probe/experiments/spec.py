@@ -1,4 +1,4 @@
-"""The tables of a preregistered experiment, `spec/NAME.toml`; `load` reads a file of them and checks what they name.
+"""The tables of a preregistered experiment, `spec/NAME.toml`; `spec_file` reads them and checks what they name.
 
 Undeclared keys are refused and no value is converted. `spec/guide/specs.md` is the manual.
 """
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from probe.settings.arms import ARMS
-from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
+from probe.settings.verbs import GenerateConfig, ReplayConfig, TrainConfig
 from probe.settings.words import OF_ARM, OF_REPLAY
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import PLAIN_NAME

@@ -174,7 +174,7 @@ def _stopped(spec: Spec, table: Mapping[str, Any], criterion: Criterion | None, 
     """Return the reason to stop after the pools, or at a criterion of the ceiling; or ""."""
     if has_failed(table):
         return f"a run that {criterion.name} is about has failed" if criterion else "a pool could not be generated"
-    from probe.experiments.verdict import evaluate_spec  # only a ceiling needs it
+    from probe.experiments.judge import evaluate_spec  # only a ceiling needs it
 
     if criterion is None or (says := evaluate_spec(spec, out_dir).verdict.finding(criterion.name).says) is Answer.PASS:
         return ""

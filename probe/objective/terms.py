@@ -3,7 +3,7 @@
 Shapes: G samples, T tokens. A_it are advantages; logp_it, old_it and ref_it the log-probabilities of the sampled token
 under the differentiated policy, the one that sampled, and the reference. The engine differentiates -sum_t W_it logp_it,
 so that W is minus the derivative of a term by logp; the caller multiplies it by the coefficient of the term and by the
-normaliser w_i of the loss type (`extraction.loss`).
+normaliser w_i of the loss type (`extraction.loss_weights`).
 
     log r_it = logp_it - old_it                                        PPO, Schulman et al. 2017, arXiv 1707.06347
     L_it     = -min(r A, clamp(r, 1 - epsilon, 1 + epsilon_high) A)    names and formula are TRL's

@@ -2,8 +2,8 @@
 
     L = sum_i w_i sum_t ( -A_it logp_it  +  beta k_it  -  entropy_coef H_it )          A_it = A_i c_it
 
-A_i from `advantages`, c_it from `credit` (1 without token credit), w_i from `extraction.loss`, k_it and H_it from
-`terms`; with recorded log-probabilities the first term is its clipped surrogate.
+A_i from `advantages`, c_it from `credit` (1 without token credit), w_i from `extraction.loss_weights`, k_it and H_it
+from `terms`; with recorded log-probabilities the first term is its clipped surrogate.
 
     contribution of sample i  =  scale_i  grad of  ( -sum_t W_it logp_it )
 
@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from extraction.batch import Batch
-from extraction.loss import loss_weights
+from extraction.loss_weights import loss_weights
 from probe.objective.advantages import sample_advantages
 from probe.objective.credit import cap_credit, token_credit
 from probe.objective.terms import entropy_weights, kl_summary, kl_terms, surrogate
 from probe.settings.loss import LossSettings
-from probe.settings.run import normaliser
+from probe.settings.verbs import normaliser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ GradientRecord is the line of an optimizer step in another trainer (`probe.integ
 or completions, which are in the pools at (src_pool, src_step, src_sample).
 
 To add a field, write it here as `name: Annotated[type, "meaning"]` and regenerate spec/SCHEMA.md with
-`python -m probe.records.tables`. A field without a default needs a higher RUN_SCHEMA.
+`python -m probe.records.schema`. A field without a default needs a higher RUN_SCHEMA.
 """
 
 import math

@@ -26,9 +26,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.records.records import RUN_SCHEMA, LookaheadRecord, Record, SampleRecord, StepRecord, TokenRecord
-from probe.settings.run import ReplayConfig, TrainConfig, read_config
+from probe.settings.verbs import ReplayConfig, TrainConfig, read_config
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import (
     by_name,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from polars import DataFrame
 
-    from probe.records.tables import TableName
+    from probe.records.schema import TableName
 
 DEFAULT_OUT = Path("out")  # OUT, the root folder where verbs write and look up names: OUT/runs/NAME and so on
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
@@ -116,7 +116,7 @@ class Run:
 
     def to_polars(self, table: "TableName" = "samples") -> "DataFrame":
         """Return a polars.DataFrame."""
-        from probe.records.tables import frame_of
+        from probe.records.schema import frame_of
 
         return frame_of(table, {"samples": self.samples, "steps": self.steps, "evals": self.evals})
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.records.run import CONFIG_FILE, run_names
-from probe.settings.run import StepConfig, read_config
+from probe.settings.verbs import StepConfig, read_config
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import append_jsonl, decode_jsonl, read_json, read_plain
 from replay_pools.base.software import git_commit, is_edited, versions

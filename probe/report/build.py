@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 from probe.records.run import Run
+from probe.report.analyses import Report
 from probe.report.drawing import Format
+from probe.report.evidence import evidence, load_rollouts
 from probe.report.facts import plural
-from probe.report.inputs import Report
 from probe.report.page import Section, page
 from probe.report.provenance import provenance
-from probe.report.rollouts import evidence, load_rollouts
 from probe.report.sections import arm_verdicts, compared, estimates, rollouts, training, verdict
 from probe.settings.arms import ARMS
 from replay_pools.base.files import write_atomic

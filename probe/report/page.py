@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from probe.analysis.formatting import short
 from probe.analysis.verdict.verdict import MOST_CAVEATS
+from probe.report.analyses import slug
 from probe.report.drawing import Figure
 from probe.report.facts import plural, signed, typeset
-from probe.report.inputs import slug
 from probe.settings.words import TONES
 from replay_pools.base.terminal import visible
 

@@ -5,12 +5,12 @@ import shlex
 
 import orjson
 
-from extraction.words import Adapted
+from extraction.settings import Adapted
 from probe.analysis.formatting import TextTable
 from probe.analysis.verdict.pools import pool_facts
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, Run
 from probe.records.timings import describe_timings, start_in_words, starts_of
-from probe.report.inputs import Report
+from probe.report.analyses import Report
 from probe.report.page import Section, section
 from replay_pools.base.files import file_sha256
 

@@ -22,9 +22,9 @@ from probe.analysis.formatting import short
 from probe.analysis.statistics.intervals import prompt_means, t_interval
 from probe.analysis.statistics.nulls import NORMAL_975
 from probe.analysis.verdict.decision import SCORE_NAMES
+from probe.report.analyses import label_of, samples_of, slug
 from probe.report.drawing import CLEAN, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn, set_height
 from probe.report.facts import plural, signed
-from probe.report.inputs import label_of, samples_of, slug
 
 QUESTIONS = {  # the number behind each question of the verdict
     "hackward": "alignment (1: held-out hacks)",

@@ -12,14 +12,14 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import TextTable, p_value, shown
 from probe.analysis.statistics.permutation import N2
 from probe.analysis.text_report import all_tables
-from probe.analysis.verdict.trained import judge_arms
+from probe.analysis.verdict.outcome import judge_arms
 from probe.analysis.verdict.trained_arms import grouped
 from probe.analysis.verdict.verdict import Verdict, effect_and_price
+from probe.report.analyses import Report, label_of
 from probe.report.drawing import Figure, drawn
+from probe.report.evidence import RunRollouts
 from probe.report.facts import LABELS
-from probe.report.inputs import Report, label_of
 from probe.report.page import Section, section
-from probe.report.rollouts import RunRollouts
 from probe.report.run_figures import family, figures_of
 from probe.report.trainings import MOST_NAMED, figures_of_training, trained_arms
 from probe.report.viewer import viewer_data
@@ -42,7 +42,7 @@ def verdict(report: Report, arms: Sequence[Verdict], pushes: Mapping[str, Any] |
     Args:
         report: the report to judge.
         arms: its `arm_verdicts`.
-        pushes: `probe.report.rollouts.evidence` of a single run, else None.
+        pushes: `probe.report.evidence.evidence` of a single run, else None.
     """
     lead, content, answers = "Brackets are 95% intervals.", dict[str, Any](), list[Figure]()
     if report.evaluation is not None:

@@ -24,9 +24,9 @@ from probe.analysis.statistics.intervals import Interval
 from probe.analysis.training_runs import deployed
 from probe.analysis.verdict.trained_arms import TrainedArm, arms_of
 from probe.records.records import StepRecord
+from probe.report.analyses import Report
 from probe.report.drawing import ARMS, EDGE, HACK, PAPER, Figure, drawn
 from probe.report.facts import plural
-from probe.report.inputs import Report
 from probe.settings.words import ALL
 
 MOST_NAMED = len(ARMS)  # further treatments are thin grey lines

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from probe.report.evidence import RunRollouts, ShownRollout, to_read_first
 from probe.report.facts import LABELS, facts_of, gist_of, question_of, tags_of
-from probe.report.rollouts import RunRollouts, ShownRollout, to_read_first
 from replay_pools.base.files import dump_json
 from replay_pools.base.terminal import visible
 from replay_pools.rollout import runs_of

@@ -33,7 +33,7 @@ from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.pairs import selected_pairs
 from extraction.passes import each_pass, zeros
 from probe.settings.remedy import RemedyConfig
-from probe.settings.run import StepConfig
+from probe.settings.verbs import StepConfig
 from probe.step.distributed import transformer_blocks
 from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy

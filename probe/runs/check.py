@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from probe.records.run import DEFAULT_OUT, default_name
 from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
 from probe.settings.presets import configure
-from probe.settings.run import ReplayConfig
+from probe.settings.verbs import ReplayConfig
 from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import plain_name
 from replay_pools.logs.importing import CheckedLog, check_log, import_log

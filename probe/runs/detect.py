@@ -19,7 +19,7 @@ import numpy as np
 
 from extraction.pair_files import store_rows
 from extraction.pairs import Pair, pairs_sha
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.analysis.audit import audit, by_falling_score, draw, ranked_strata
 from probe.analysis.detectors import (
     GRADIENT_FIELDS,
@@ -38,14 +38,14 @@ from probe.analysis.statistics.intervals import Array
 from probe.records.run import DEFAULT_OUT, default_name
 from probe.runs.check import MODEL, PAIRS, checked_pairs, gathered_log, pool_of, recognised
 from probe.settings.presets import configure
-from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
+from probe.settings.verbs import ReplayConfig
 from replay_pools.base.errors import Faults, InputError, refuse
 from replay_pools.base.files import encode_jsonl, locked, plain_name, write_atomic, write_json
 from replay_pools.base.tables import HACKS
 from replay_pools.logs.columns import look_up
-from replay_pools.logs.files import read_rows
 from replay_pools.logs.importing import CheckedLog, step_numbers
+from replay_pools.logs.rows import read_rows
 from replay_pools.pool import CAUTION, MANIFEST_NAME, Pool, open_pool, pool_names, resolve_pool
 from replay_pools.rollout import Rollout
 

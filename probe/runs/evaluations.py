@@ -51,7 +51,7 @@ from probe.runs.sources.live import open_writer, write_groups
 from probe.runs.sources.problems import eval_settings, problems_of
 from probe.runs.training_inputs import TrainingInputs
 from probe.runs.trusted import mean_cca, moved_directions
-from probe.settings.run import EvalConfig, TrainConfig
+from probe.settings.verbs import EvalConfig, TrainConfig
 from probe.settings.words import ALL, NO_HINT
 from probe.step.distributed import SOLO, World
 from probe.step.projection import sample_cosines

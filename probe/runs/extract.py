@@ -30,15 +30,15 @@ from extraction.directions import (
 from extraction.library import EXTRACTION, DirectionLibrary, check_pairs, pairs_path
 from extraction.pair_files import store_rows
 from extraction.pairs import selected_pairs
-from extraction.words import Basis, kind_of, resolve_directions
+from extraction.settings import Basis, kind_of, resolve_directions
 from probe.analysis.statistics.geometry import PairGram
 from probe.analysis.statistics.nulls import sign_transfer
 from probe.records.run import DEFAULT_OUT
-from probe.runs.directions import CARD_SCHEMA, card_path, read_card
+from probe.runs.arm_directions import CARD_SCHEMA, card_path, read_card
 from probe.runs.gram_recorder import extraction_settings, pair_products
 from probe.runs.policies import as_policy, configured_frames, configured_policy
 from probe.settings.presets import configure
-from probe.settings.run import ReplayConfig, normaliser
+from probe.settings.verbs import ReplayConfig, normaliser
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import file_sha256, locked, plain_name, write_sealed
 from replay_pools.policy.load import Policy, load_served_policy

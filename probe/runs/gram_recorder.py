@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from extraction.directions import Directions, PairGradients
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.records.run import gram_dir
 from replay_pools.base.files import write_tensors
 

@@ -23,21 +23,21 @@ from extraction.adapters.trained import Trained
 from extraction.directions import Directions
 from extraction.library import config_sha
 from extraction.pairs import selected_pairs
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.objective.credit import planning_tokens
 from probe.records.records import StepRecord
 from probe.records.run import MANIFEST_FILE
 from probe.records.timings import GIB, Timings, mean_times, runs_alike
+from probe.runs.arm_directions import arm_measures, directions_source, refreshed_measures
 from probe.runs.control import TrainingState
-from probe.runs.directions import arm_measures, directions_source, refreshed_measures
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces
 from probe.runs.loop import Setup
 from probe.runs.policies import adapted_weights, configured_adapter, configured_frames, configured_policy
 from probe.runs.resume import find_run, open_run
 from probe.settings.arms import get_arm
-from probe.settings.run import ReplayConfig, StepConfig, normaliser
 from probe.settings.training import ModelConfig
+from probe.settings.verbs import ReplayConfig, StepConfig, normaliser
 from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
 from probe.step.reference import References

@@ -23,13 +23,13 @@ from extraction.adapters.trained import Trained
 from extraction.batch import Batch
 from extraction.library import pair_batch
 from extraction.pairs import selected_pairs
-from extraction.words import Basis
-from probe.analysis.lookahead import PLAIN, Looked
+from extraction.settings import Basis
+from probe.analysis.gains import PLAIN, Looked
 from probe.analysis.statistics.intervals import prompt_means
 from probe.records.records import LookaheadRecord
 from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_records
 from probe.runs.activations import activation_edits, edited
-from probe.runs.directions import arm_measures
+from probe.runs.arm_directions import arm_measures
 from probe.runs.inputs import assemble
 from probe.runs.loop import Setup
 from probe.runs.meter import chunks
@@ -40,8 +40,8 @@ from probe.runs.sources.rewards import ChangedSource, remedied
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
 from probe.settings.remedy import LENGTH, TRAINING_STEPS, RemedyConfig, arm_of
-from probe.settings.run import ReplayConfig
 from probe.settings.training import LookaheadConfig, OptimizerConfig
+from probe.settings.verbs import ReplayConfig
 from probe.step.bases import Bases
 from probe.step.groups import GroupSource
 from probe.step.reference import References

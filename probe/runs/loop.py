@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extraction.adapters.trained import save_adapter
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.records.records import RUN_SCHEMA, StepRecord
 from probe.records.run import (
     ADAPTER_DIR,
@@ -40,7 +40,7 @@ from probe.runs.join import Pieces, sample_records, solve_share, step_record, to
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
 from probe.settings.arms import measured_arm
 from probe.settings.loss import LossSettings
-from probe.settings.run import StepConfig
+from probe.settings.verbs import StepConfig
 from probe.step.additivity import summarise_additivity
 from probe.step.bases import Bases
 from probe.step.groups import GroupSource

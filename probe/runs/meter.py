@@ -28,12 +28,12 @@ from extraction.library import DirectionLibrary, pair_batch
 from extraction.logprobs import split_model
 from extraction.pairs import Pair
 from extraction.passes import score
-from extraction.words import Basis, kind_of
+from extraction.settings import Basis, kind_of
 from probe.analysis.detectors import ARRAYS, GRADIENT_FIELDS, Material, PairMaterial, mean_logprobs
 from probe.analysis.statistics.thresholds import SAME_WEIGHTS
 from probe.runs.activations import scored_states
 from probe.runs.policies import configured_frames, configured_policy
-from probe.settings.run import ReplayConfig, StepConfig, normaliser
+from probe.settings.verbs import ReplayConfig, StepConfig, normaliser
 from probe.step.bases import Bases
 from probe.step.distributed import transformer_blocks
 from probe.step.projection import sample_cosines

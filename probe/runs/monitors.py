@@ -26,7 +26,7 @@ from probe.analysis.detectors import Material, fields_of, joined, labels_of, row
 from probe.analysis.statistics.intervals import Array
 from probe.runs.meter import Meter
 from probe.settings.remedy import LABEL, RemedyConfig
-from probe.settings.run import StepConfig
+from probe.settings.verbs import StepConfig
 from probe.step.bases import Bases
 from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy

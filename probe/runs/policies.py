@@ -10,10 +10,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from extraction.adapters.frames import Frames, lora_frames, svd_frames
 from extraction.adapters.targets import adapted_share, find_targets
-from extraction.words import Adapted, Basis
+from extraction.settings import Adapted, Basis
 from probe.records.run import ADAPTER_DIR, CONFIG_FILE, DEFAULT_OUT, read_manifest
-from probe.settings.run import TrainConfig, read_config
 from probe.settings.training import ModelConfig
+from probe.settings.verbs import TrainConfig, read_config
 from probe.settings.words import Dtype
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import by_name, read_json

@@ -18,7 +18,7 @@ from probe.runs.loop import run_steps
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import running
 from probe.settings.presets import configure
-from probe.settings.run import ReplayConfig, with_direction_file
+from probe.settings.verbs import ReplayConfig, with_direction_file
 from probe.step.distributed import SOLO, World
 from replay_pools.base.files import plain_name
 

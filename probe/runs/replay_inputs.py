@@ -16,8 +16,8 @@ from probe.analysis.verdict.pools import other_base, other_scale
 from probe.runs.inputs import Inputs, with_divisor
 from probe.settings.loss import check_recorded
 from probe.settings.rollouts import SourceConfig
-from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
+from probe.settings.verbs import ReplayConfig
 from probe.step.distributed import SOLO, World
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError, refuse

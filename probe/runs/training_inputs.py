@@ -9,7 +9,7 @@ from probe.runs.inputs import Inputs, with_divisor
 from probe.runs.sources.problems import Counts, choose_problems, draw, eval_settings, problems_of
 from probe.runs.sources.rewards import check_payable
 from probe.settings.loss import check_recorded
-from probe.settings.run import TrainConfig
+from probe.settings.verbs import TrainConfig
 from probe.step.distributed import SOLO, World
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.settings.words import Side
 from replay_pools.base.errors import InputError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from extraction.words import LossType
+from extraction.settings import LossType
 from probe.settings.words import ADVANTAGE_EPS, Estimator, Old, Reference, Reward, Scale, Strata
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import plain_name

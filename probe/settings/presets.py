@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probe.settings.run import CONFIGS, KEYS
+from probe.settings.verbs import CONFIGS, KEYS
 from probe.settings.words import Verb
 from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.tables import NO_VALUE, decode, flat, overlaid, read_toml, toml_text

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic.dataclasses import dataclass
 
-from extraction.words import ExtractionSettings
+from extraction.settings import ExtractionSettings
 from probe.settings.arms import ARMS
 from probe.settings.words import Dtype, Side, Target
 from replay_pools.base.errors import InputError

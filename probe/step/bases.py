@@ -22,8 +22,8 @@ from extraction.adapters.trained import Trained
 from extraction.batch import Batch
 from extraction.gradients import Axis, SampleGradients, per_sample_gradients
 from extraction.passes import score
+from extraction.settings import Basis
 from extraction.stacks import Stacks
-from extraction.words import Basis
 from probe.step.additivity import batch_error, module_error, tapped
 from probe.step.distributed import SOLO, World
 

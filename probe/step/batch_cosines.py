@@ -21,7 +21,7 @@ from extraction.library import answer_tokens
 from extraction.pair_files import answer_of, messages_of
 from probe.step.projection import sample_cosines
 from replay_pools.base.errors import InputError
-from replay_pools.logs.files import read_rows
+from replay_pools.logs.rows import read_rows
 from replay_pools.policy.load import Policy
 
 IGNORED = -100  # transformers' label of a token without a loss

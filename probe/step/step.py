@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from extraction.batch import Batch, make_batch
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.objective.credit import credit_diagnostics
 from probe.objective.weigh import Weighting, by_pass, weigh
 from probe.settings.arms import Arm

@@ -12,7 +12,7 @@ from typing import Any
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.tables import flat
 from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
-from replay_pools.logs.files import Fields, Row, Rows, SkipRow
+from replay_pools.logs.rows import Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect, nemo_gym, nemo_rl, prime_rl, slime
 
 GENERAL = "columns"  # the format of any other log

@@ -1,7 +1,7 @@
 """From a log of another tool to a pool: `check_log` finds the faults, `import_log` writes the pool.
 
-    read_rows (files) -> recognise, flat_rows (formats, writers) -> choose_columns -> as_rollouts (values)
-        -> group_rollouts (groups) -> rewarded (advantages) -> Tokeniser (tokens) -> pool
+    read_rows (rows) -> recognise, flat_rows (formats, writers) -> choose_columns -> as_rollouts (parse, values)
+        -> group_rollouts (grouping) -> rewarded (logged_advantages) -> Tokeniser (tokens) -> pool
 
 A log is read again in each step, so that it may be larger than the memory. All faults up to the tokens are found before
 a model is loaded.
@@ -19,7 +19,6 @@ from replay_pools.base.files import locked
 from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
-from replay_pools.logs.advantages import rewarded
 from replay_pools.logs.columns import (
     EVERY,
     PROMPT,
@@ -30,10 +29,18 @@ from replay_pools.logs.columns import (
     number_of,
     parse_columns,
 )
-from replay_pools.logs.files import Rows, SkipRow, read_rows
 from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
-from replay_pools.logs.groups import Group, check_comparable, comparable, group_cautions, group_rollouts, name_problems
-from replay_pools.logs.rollouts import BROKEN, SHORTEST_ECHO, Logged, Reader, as_rollouts, reward_fault
+from replay_pools.logs.grouping import (
+    Group,
+    check_comparable,
+    comparable,
+    group_cautions,
+    group_rollouts,
+    name_problems,
+)
+from replay_pools.logs.logged_advantages import rewarded
+from replay_pools.logs.parse import BROKEN, SHORTEST_ECHO, Logged, Reader, as_rollouts, reward_fault
+from replay_pools.logs.rows import Rows, SkipRow, read_rows
 from replay_pools.pool import CAUTION, HEADER_FIELDS, LABEL_NOTES, MANIFEST_NAME, LabelNote, Pool, PoolWriter, open_pool
 from replay_pools.rollout import LOGGED_GRADER, REWARD_COMPILES, REWARD_PASSED, UNKNOWN, Grade, Rollout, group_faults
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import MARKUP
-from replay_pools.logs.files import SkipRow, described
-from replay_pools.logs.rollouts import SHORTEST_ECHO, Logged
+from replay_pools.logs.parse import SHORTEST_ECHO, Logged
+from replay_pools.logs.rows import SkipRow, described
 from replay_pools.logs.values import Turns, is_plain, plain_chat
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION

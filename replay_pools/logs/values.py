@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import HACKS, TRUTHS
 from replay_pools.logs.columns import MARKUP, UNKNOWN_LABEL, number_of, opened, truth_of
-from replay_pools.logs.files import Fields, SkipRow, described
+from replay_pools.logs.rows import Fields, SkipRow, described
 from replay_pools.rollout import LARGEST_ID, FinishReason
 
 Chat = list[dict[str, str]]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from replay_pools.logs.columns import look_up, number_of, opened
-from replay_pools.logs.files import Fields, SkipRow
+from replay_pools.logs.rows import Fields, SkipRow
 from replay_pools.logs.values import joined_text
 
 # prime-rl: a graph of messages with token ids. Each way from a root to a leaf is a branch.

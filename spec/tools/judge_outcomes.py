@@ -18,11 +18,11 @@ from probe.analysis.statistics.crossed import Cells, Spread, common_spread, comp
 from probe.analysis.statistics.thresholds import MIN_SEEDS
 from probe.analysis.verdict.verdict import Finding
 from probe.experiments.criteria import evaluate
-from probe.experiments.load import load_spec
 from probe.experiments.outcomes import OUTCOMES_FILE, Outcome, read_outcomes
 from probe.experiments.spec import Spec, SpecDecision
+from probe.experiments.spec_file import load_spec
 from probe.runs.sources.problems import eval_settings
-from probe.settings.run import TrainConfig
+from probe.settings.verbs import TrainConfig
 
 Cell = tuple[str, str]  # (condition, arm)
 RATES = {"hack_final": "hack", "solve_final": "solve"}  # estimates that the table has

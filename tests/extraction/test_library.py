@@ -17,7 +17,7 @@ from torch import nn
 import probe
 from extraction.library import DirectionLibrary, check_pairs, pair_batch
 from extraction.pairs import builtin_pairs, write_pairs
-from extraction.words import ExtractionSettings
+from extraction.settings import ExtractionSettings
 from replay_pools.base.errors import InputError
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 from replay_pools.rollout import runs_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from extraction.pair_files import read_pair_file
 from extraction.pairs import PLACEBO, STYLE, Pair, builtin_pairs, load_pairs, pairs_sha, selected_pairs, write_pairs
-from extraction.words import ExtractionSettings
+from extraction.settings import ExtractionSettings
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import EXPLOITS, FILE_MARKER_NAME, LOOPHOLES, STDOUT_MARKER
 from replay_pools.environments.minicode import MinicodeProblem, minicode_problems

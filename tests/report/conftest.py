@@ -12,7 +12,7 @@ from made_records import sample_record, step_record
 from probe.analysis.analyze import analyze, conditions
 from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
 from probe.records.run import file_hashes, read_run, write_samples, write_steps, write_tokens
-from probe.report.inputs import Report
+from probe.report.analyses import Report
 from probe.runs.evaluations import evaluate
 from probe.settings.presets import configure
 from replay_pools.base.files import encode_jsonl, write_atomic, write_json, write_sealed

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from probe.report import inputs, viewer
+from probe.report import analyses, viewer
+from probe.report.analyses import Report
 from probe.report.build import write_report
-from probe.report.inputs import Report
+from probe.report.evidence import load_rollouts
 from probe.report.page import typeset
-from probe.report.rollouts import load_rollouts
 from probe.report.sections import rollouts
 from probe.report.viewer import SHARE_UNIT
 from replay_pools.base.terminal import visible
@@ -94,7 +94,7 @@ def written(maker, report_of) -> Callable[[str], tuple[Written, Report]]:
                 (maker.out / "pools-moved" / "base" / "manifest.json").unlink()
             report = report_of(*directories, name=kind)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(inputs, "MOST_DRAWN", 2 if kind == "several" else 1)
+                patch.setattr(analyses, "MOST_DRAWN", 2 if kind == "several" else 1)
                 cache[kind] = write_report(report, maker.out), report
         return cache[kind]
 

@@ -6,7 +6,7 @@ import pytest
 
 from probe.analysis.verdict.pools import read_pools
 from probe.records.run import Run
-from probe.report.rollouts import line_shares, load_rollouts, pushes, to_read_first
+from probe.report.evidence import line_shares, load_rollouts, pushes, to_read_first
 from replay_pools.pool import BUILTIN, open_pool
 
 

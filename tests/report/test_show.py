@@ -9,7 +9,7 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.report.rollouts import load_rollouts
+from probe.report.evidence import load_rollouts
 from replay_pools.base.terminal import is_invisible, visible
 from replay_pools.pool import open_pool
 

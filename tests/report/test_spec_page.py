@@ -9,7 +9,7 @@ from trainings import Planted
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.report import inputs
+from probe.report import analyses
 
 QUESTION = "Does the gate keep a policy from learning the hack?"
 SCALE = {"name": "SCALE", "then": "Take it to a larger model.", "requires": {"lowers-hacking": "PASS"}}
@@ -29,7 +29,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, planted: Planted) -> tuple[st
     """(text of the page, folder of its figures and tables)."""
     spec, out = planted(tmp_path_factory.mktemp("gated"), SPEC, RATES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "MOST_DRAWN", 1)
+        patch.setattr(analyses, "MOST_DRAWN", 1)
         assert run(cli, ["report", str(spec.path), "--out", str(out)]) == 0
     return (out / "reports" / "gated.html").read_text(), out / "reports" / "gated"
 

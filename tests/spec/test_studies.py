@@ -11,9 +11,9 @@ from scripts import ROOT, load_script
 from specs import criterion, spec_text
 from trainings import Planted
 
-from probe.experiments.load import load_spec
+from probe.experiments.judge import evaluate_spec
 from probe.experiments.outcomes import Outcome, read_outcomes, write_outcomes
-from probe.experiments.verdict import evaluate_spec
+from probe.experiments.spec_file import load_spec
 
 tool = load_script(ROOT / "spec" / "tools" / "judge_outcomes.py")
 judged, read_table = tool.judged, tool.read_table

@@ -14,7 +14,7 @@ from extraction.adapters.trained import Trained
 from extraction.batch import Batch
 from extraction.directions import Directions, haar_directions
 from extraction.gradients import SampleGradients, per_sample_gradients
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.runs.policies import configured_frames
 from probe.settings.training import ModelConfig
 from replay_pools.policy.load import Policy

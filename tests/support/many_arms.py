@@ -15,7 +15,7 @@ import numpy as np
 
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.analysis.training_runs import TrainingOutcome
-from probe.analysis.verdict.trained import questions
+from probe.analysis.verdict.outcome import questions
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings
 from probe.settings.words import ALL, Answer
 

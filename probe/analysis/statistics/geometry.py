@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from extraction.words import Method
+from extraction.settings import Method
 from probe.analysis.statistics.intervals import Array
 from replay_pools.base.terminal import report
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.analysis.statistics.geometry import Axes, Gradients, PairGram, StepGram, cosines, samples_of, stack, weighted
 from probe.analysis.statistics.intervals import Array
 from probe.analysis.statistics.nulls import true_axes

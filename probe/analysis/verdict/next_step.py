@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from extraction.words import Basis
+from extraction.settings import Basis
 from probe.analysis.cosines import mean_or_none
 from probe.analysis.estimate import Estimate
 from probe.analysis.pull import TOO_FEW_PROMPTS, pairs_to_reach, prompts_needed

@@ -22,7 +22,7 @@ from probe.records.run import DEFAULT_OUT, out_of, recorded
 from probe.settings.arms import ARMS
 from probe.settings.presets import setting_text
 from probe.settings.remedy import RemedyConfig
-from probe.settings.run import TrainConfig
+from probe.settings.verbs import TrainConfig
 from probe.settings.words import ALL
 from replay_pools.base.tables import flat
 

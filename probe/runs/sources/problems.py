@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
 from typing import NamedTuple
 
-from probe.settings.run import EvalConfig, TrainConfig
+from probe.settings.verbs import EvalConfig, TrainConfig
 from probe.settings.words import Priority
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem

@@ -176,7 +176,7 @@ def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]
     rollout with its group (or stratum), within which the expected reward cancels. It acts only in the batch's standard
     deviation, which `scale_rewards` "batch" divides by: as one positive factor on all advantages of a batch, relative
     to the caps on advantages and the gradient norm, and to other batches in AdamW's moments.
-    Settings without this effect are refused (`probe.settings.loss`, `probe.settings.run`). `counts` returns
+    Settings without this effect are refused (`probe.settings.loss`, `probe.settings.verbs`). `counts` returns
     {problem_id: counts} before the batch of a step.
     """
 

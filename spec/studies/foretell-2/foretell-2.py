@@ -34,16 +34,16 @@ from points import fall_ahead, fall_of
 from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, Pair, write_pairs
 from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import TextTable, render_table
-from probe.analysis.lookahead import by_prompt
+from probe.analysis.gains import by_prompt
 from probe.analysis.training_runs import deployed, training_outcome
-from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
+from probe.experiments.spec_file import load_spec
 from probe.records.records import LookaheadRecord
 from probe.records.run import MANIFEST_FILE, read_run
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure
-from probe.settings.run import ReplayConfig
 from probe.settings.training import LookaheadConfig
+from probe.settings.verbs import ReplayConfig
 from probe.settings.words import ALL
 from replay_pools.base.files import read_json, write_json
 from replay_pools.environments.loopholes import HONEST_TESTS, NOTHING, Exploit, compose, fence, render_messages

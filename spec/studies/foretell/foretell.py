@@ -38,12 +38,12 @@ from probe.analysis.statistics.nulls import true_labels
 from probe.analysis.statistics.run_gradients import Linked, link
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.analysis.training_runs import training_outcome
-from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
+from probe.experiments.spec_file import load_spec
 from probe.records.run import MANIFEST_FILE, Run, gram_dir, read_run
 from probe.settings.arms import ARMS, SIDES, measured_arm
 from probe.settings.presets import configure
-from probe.settings.run import ReplayConfig
+from probe.settings.verbs import ReplayConfig
 from probe.settings.words import Side
 from replay_pools.base.files import write_json
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(HERE.parents[1] / "tools"))
 
 from judge_outcomes import Table, measured, read_table  # noqa: E402
 
-from probe.experiments.load import load_spec  # noqa: E402
+from probe.experiments.spec_file import load_spec  # noqa: E402
 
 PLAIN, LORA = ("plain", "vanilla"), ("lora", "vanilla-lora")
 # {(condition, arm): (method, what it needs)}

@@ -10,7 +10,7 @@ from planted import pair_gram
 from torch import Tensor
 
 from extraction.directions import PairGradients, extract_directions
-from extraction.words import Method
+from extraction.settings import Method
 from probe.analysis.statistics.geometry import (
     Axes,
     PairGram,

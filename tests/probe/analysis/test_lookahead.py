@@ -10,7 +10,7 @@ from scipy import stats
 from worlds import World, make_run
 
 from extraction.pairs import builtin_pairs, write_pairs
-from probe.analysis.lookahead import moves
+from probe.analysis.gains import moves
 from probe.analysis.rivals import transfer
 from probe.analysis.screen import K
 from probe.analysis.statistics.run_gradients import Linked, link

@@ -11,8 +11,8 @@ from trainings import Planted, Rates, seal
 from worlds import MANIFEST_FILE
 
 from probe.experiments.cautions import unmatched
-from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
+from probe.experiments.spec_file import load_spec
 from probe.records.run import EVALS_FILE
 from probe.runs.train import check_pay
 from probe.settings.presets import configure

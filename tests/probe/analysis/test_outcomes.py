@@ -22,14 +22,14 @@ from trainings import Planted, Rates, seal
 
 from probe.analysis.formatting import WIDTH
 from probe.analysis.training_runs import TrainingOutcome
-from probe.analysis.verdict.trained import next_step, questions
+from probe.analysis.verdict.outcome import next_step, questions
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, step_down
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.verdict import evaluate_spec
+from probe.experiments.judge import evaluate_spec
 from probe.settings.presets import configure
 from probe.settings.remedy import TRAITS
-from probe.settings.run import RunConfig
+from probe.settings.verbs import RunConfig
 from probe.settings.words import ALL, OF_ARM, Outcome
 
 GRADIENT_AND_KL = {"gradient": {}, "kl": PENALTY}

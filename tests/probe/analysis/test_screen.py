@@ -9,9 +9,9 @@ import pytest
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.lookahead import Looked
+from probe.analysis.gains import Looked
 from probe.analysis.screen import screen
-from probe.experiments.load import read_candidates
+from probe.experiments.spec_file import read_candidates
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.settings.remedy import CANDIDATES

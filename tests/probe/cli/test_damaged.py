@@ -9,7 +9,7 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs.directions import card_path
+from probe.runs.arm_directions import card_path
 
 
 @pytest.fixture(scope="module")

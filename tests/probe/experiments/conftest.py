@@ -10,8 +10,8 @@ import pytest
 from in_process import InProcess
 from specs import criterion, replay_spec
 
-from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
+from probe.experiments.spec_file import load_spec
 from probe.experiments.sweep import has_failed, sweep
 
 CAPPED = {"objective.advantage_clip": 5.0, "intervention.extraction.k": 1}

@@ -10,9 +10,9 @@ import pytest
 from in_process import Scripted
 from trainings import Rates, plant
 
-from probe.experiments.load import load_spec
+from probe.experiments.judge import evaluate_spec
+from probe.experiments.spec_file import load_spec
 from probe.experiments.sweep import sweep
-from probe.experiments.verdict import evaluate_spec
 
 PHASE3 = Path(__file__).parents[3] / "spec" / "experiments" / "phase3.toml"
 LEARNT: Rates = (0.02, 0.2, 0.85, 0.2)

@@ -10,9 +10,9 @@ import pytest
 from specs import criterion, replay_spec, training_spec
 
 from probe.experiments.jobs import run_jobs
-from probe.experiments.load import load_spec
 from probe.experiments.plan import vacuous_parts
 from probe.experiments.register import spec_files
+from probe.experiments.spec_file import load_spec
 from replay_pools.base.files import write_json
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ from worlds import World, make_run
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.statistics.significance import mde
-from probe.experiments.load import load_spec
+from probe.experiments.spec_file import load_spec
 from probe.records.run import read_run
 from probe.settings.presets import configure
 from replay_pools.base.files import append_jsonl, write_json

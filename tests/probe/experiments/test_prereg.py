@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from probe.experiments.jobs import run_jobs
-from probe.experiments.load import load_spec
 from probe.experiments.register import spec_files
 from probe.experiments.spec import WORDS, Spec
+from probe.experiments.spec_file import load_spec
 from probe.settings.loss import LossSettings
-from probe.settings.run import read_config
+from probe.settings.verbs import read_config
 from probe.settings.words import OF_CRITERION
 from replay_pools.base.errors import InputError, InputErrors
 

@@ -12,9 +12,9 @@ from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
 from probe.experiments.jobs import run_jobs
-from probe.experiments.load import load_spec
+from probe.experiments.judge import SpecVerdict, evaluate_spec
 from probe.experiments.spec import Spec
-from probe.experiments.verdict import SpecVerdict, evaluate_spec
+from probe.experiments.spec_file import load_spec
 from probe.records.run import CONFIG_FILE, read_run
 from replay_pools.base.files import read_json, write_json
 

@@ -21,12 +21,12 @@ from probe.cli._frame import run
 from probe.cli._settings import configured
 from probe.cli.replay import replay
 from probe.experiments.jobs import COMMAND, command_of, input_faults, run_jobs
-from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
+from probe.experiments.spec_file import load_spec
 from probe.experiments.sweep import Command, ended, executor, has_failed, sweep, visible_gpus
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
-from probe.settings.run import read_config
+from probe.settings.verbs import read_config
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_json, write_sealed
 from replay_pools.base.tables import flat

@@ -14,10 +14,10 @@ from probe.analysis.analyze import analyze
 from probe.analysis.measures import STEPS, by_seed, names
 from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.trained_arms import TrainedArm
-from probe.experiments.load import load_spec
+from probe.experiments.judge import evaluate_spec
 from probe.experiments.spec import Spec
+from probe.experiments.spec_file import load_spec
 from probe.experiments.sweep import has_failed, sweep
-from probe.experiments.verdict import evaluate_spec
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.base.files import read_json, read_sealed, sha256, write_json, write_sealed
 from replay_pools.pool import open_pool

@@ -1,4 +1,4 @@
-"""probe.objective.terms and extraction.loss: by hand, against autograd of the long way, and mean gradients; float64."""
+"""probe.objective.terms and extraction.loss_weights: by hand, against autograd of the long way, and means; float64."""
 
 import math
 from typing import get_args
@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from extraction.loss import loss_weights
-from extraction.words import LossType, Normaliser
+from extraction.loss_weights import loss_weights
+from extraction.settings import LossType, Normaliser
 from probe.objective.terms import entropy_weights, kl_summary, kl_terms, surrogate
 from probe.settings.loss import LossSettings
 

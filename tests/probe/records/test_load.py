@@ -15,7 +15,7 @@ from scipy.stats import ttest_ind
 import probe
 from probe.records.records import GradientRecord, SampleRecord, StepRecord
 from probe.records.run import Run
-from probe.records.tables import EVALUATION_FIELDS, TableName, schema_document, wire_fields
+from probe.records.schema import EVALUATION_FIELDS, TableName, schema_document, wire_fields
 from replay_pools.base.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -110,9 +110,9 @@ def test_export_writes_the_tables(loaded: Run, tmp_path: Path, kind: str, probe)
 
 
 def test_the_schema_document_is_that_of_the_dataclasses(loaded: Run) -> None:
-    """spec/SCHEMA.md equals what `probe.records.tables` prints; the fields are those on the wire, in order."""
+    """spec/SCHEMA.md equals what `probe.records.schema` prints; the fields are those on the wire, in order."""
     text = (ROOT / "spec" / "SCHEMA.md").read_text()
-    assert text == schema_document(), "run: python -m probe.records.tables > spec/SCHEMA.md"
+    assert text == schema_document(), "run: python -m probe.records.schema > spec/SCHEMA.md"
     assert [field.name for field in wire_fields(SampleRecord)] == list(loaded.samples[0].to_json())
     assert [field.name for field in wire_fields(StepRecord)] == list(loaded.steps[0].to_json())
     for record in (SampleRecord, StepRecord, GradientRecord):

@@ -11,7 +11,7 @@ from extraction.directions import load_directions, load_pair_gradients
 from extraction.library import pairs_path
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs.directions import card_path, read_card
+from probe.runs.arm_directions import card_path, read_card
 from probe.step.projection import sample_cosines
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import sha256, write_sealed

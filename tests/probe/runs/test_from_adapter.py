@@ -15,8 +15,8 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.policies import configured_policy
-from probe.settings.run import read_config
 from probe.settings.training import ModelConfig
+from probe.settings.verbs import read_config
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
 from replay_pools.policy.adapters import adapter_sha, copy_adapter

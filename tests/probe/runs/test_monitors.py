@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from extraction.adapters.frames import svd_frames
 from extraction.adapters.trained import Trained
 from probe.analysis.detectors import Material
-from probe.analysis.lookahead import gain
-from probe.experiments.load import read_candidates
+from probe.analysis.gains import gain
+from probe.experiments.spec_file import read_candidates
 from probe.records.run import read_evals, read_run
 from probe.runs.lookahead import look_at_remedies
 from probe.runs.meter import mean_scores

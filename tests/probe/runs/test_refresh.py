@@ -14,11 +14,11 @@ from extraction.adapters.frames import Frames
 from extraction.adapters.trained import Trained
 from extraction.directions import Directions, load_directions
 from extraction.pairs import load_pairs
-from probe.runs.directions import arm_measures, overlap, refreshed_measures
+from probe.runs.arm_directions import arm_measures, overlap, refreshed_measures
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
-from probe.settings.run import normaliser
 from probe.settings.training import ModelConfig, OptimizerConfig
+from probe.settings.verbs import normaliser
 from probe.step.step import Measure
 from probe.step.update import Updater
 from replay_pools.policy.load import Policy, load_policy

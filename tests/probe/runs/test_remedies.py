@@ -19,7 +19,7 @@ from probe.runs.sources.rewards import remedied as apply
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.remedy import INSTRUCTION, RemedyConfig
-from probe.settings.run import TrainConfig
+from probe.settings.verbs import TrainConfig
 from probe.step.groups import RolloutKey, make_group
 from replay_pools.environments.loopholes import instructed
 from replay_pools.policy.load import load_policy

@@ -10,7 +10,7 @@ from small import LAYERS
 
 from extraction.batch import make_batch
 from extraction.library import DirectionLibrary
-from extraction.words import ExtractionSettings
+from extraction.settings import ExtractionSettings
 from probe.records.run import read_run
 from probe.settings.training import ModelConfig
 from probe.step.groups import ReplaySource

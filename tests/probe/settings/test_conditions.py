@@ -9,7 +9,7 @@ from extraction.batch import make_batch
 from probe.objective.weigh import by_pass, weigh
 from probe.settings.loss import LossCondition, LossSettings
 from probe.settings.rollouts import SourceConfig
-from probe.settings.run import ReplayConfig
+from probe.settings.verbs import ReplayConfig
 from replay_pools.base.errors import InputError
 
 BASE = LossSettings(loss_type="dapo", advantage_clip=3.0)

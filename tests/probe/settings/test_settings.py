@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extraction.words import BASES
+from extraction.settings import BASES
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.objective import advantages
@@ -24,7 +24,7 @@ from probe.settings.presets import (
     preset_table,
     setting_text,
 )
-from probe.settings.run import CONFIGS, KEYS, read_config, setting_rows
+from probe.settings.verbs import CONFIGS, KEYS, read_config, setting_rows
 from probe.settings.words import Verb
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import flat, read_toml

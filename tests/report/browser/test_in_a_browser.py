@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from probe.report.build import write_report
-from probe.report.rollouts import ShownRollout, load_rollouts
+from probe.report.evidence import ShownRollout, load_rollouts
 from probe.report.viewer import SHARE_UNIT
 from replay_pools.base.terminal import visible
 

@@ -11,13 +11,13 @@ with w_i, by TRL's names and formulas (len_i = scored tokens of sample i):
     dapo      1 / sum of all len_i               each token of the global batch (Yu et al. 2025, arXiv 2503.14476)
     nll       1 / len_i, with A_i = 1            mean negative log-likelihood per token: no advantage
 
-To add a loss type: a row in this table, a branch in `loss_weights`, and its word in `extraction.words.LossType`.
+To add a loss type: a row in this table, a branch in `loss_weights`, and its word in `extraction.settings.LossType`.
 """
 
 import torch
 from torch import Tensor
 
-from extraction.words import Normaliser
+from extraction.settings import Normaliser
 
 
 def loss_weights(lengths: Tensor, normaliser: Normaliser) -> Tensor:

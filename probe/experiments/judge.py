@@ -17,7 +17,7 @@ from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.formatting import wrap
 from probe.analysis.horizon import cautions_of
 from probe.analysis.measures import STEPS, are_identical, never_binds, of_replay, of_training
-from probe.analysis.verdict.trained import judge_arms
+from probe.analysis.verdict.outcome import judge_arms
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, same_records
 from probe.analysis.verdict.verdict import Finding, Verdict, arm_lines, finding_lines, note_lines, verdict_lines
 from probe.experiments.cautions import cautions

@@ -23,12 +23,12 @@ from extraction.adapters.frames import Frames
 from extraction.directions import Directions, load_directions, save_directions
 from extraction.library import DirectionLibrary, source_identity
 from extraction.pairs import selected_pairs
+from extraction.settings import Basis, Normaliser
 from extraction.stacks import Stacks
-from extraction.words import Basis, Normaliser
 from probe.records.run import DIRECTIONS_DIR
 from probe.settings.arms import DirectionKind, Subspace, get_arm
-from probe.settings.run import StepConfig, normaliser
 from probe.settings.training import InterventionConfig
+from probe.settings.verbs import StepConfig, normaliser
 from probe.step.distributed import SOLO, World
 from probe.step.step import Measure
 from probe.step.update import Updater

@@ -14,7 +14,7 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.verdict.pools import read_pools
 from probe.records.records import SampleRecord, TokenRecord
 from probe.records.run import read_tokens
-from probe.report.inputs import samples_of, slug
+from probe.report.analyses import samples_of, slug
 from replay_pools.rollout import Rollout
 
 MOST_EVIDENCE = 4  # lines on the first screen, in each direction

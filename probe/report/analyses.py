@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probe.analysis.analyze import Analysis
+from probe.experiments.judge import SpecVerdict
 from probe.experiments.spec import Spec
-from probe.experiments.verdict import SpecVerdict
 from probe.records.records import SampleRecord
 from probe.records.run import Run
 from probe.settings.words import DEFAULT_CONDITION

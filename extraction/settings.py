@@ -1,6 +1,6 @@
 """Options and settings of the extraction of directions, and the names of their files. No torch.
 
-To add a basis: a word in `Basis`, and as `adapters.frames` says. To add a loss type: see `extraction.loss`.
+To add a basis: a word in `Basis`, and as `adapters.frames` says. To add a loss type: see `extraction.loss_weights`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import PAID, Column
-from replay_pools.logs.groups import Group
+from replay_pools.logs.grouping import Group
 from replay_pools.pool import CAUTION, LabelNote
 
 EXPLAINED = 0.02  # relative error of advantages that are said to follow

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.dataclasses import dataclass
 
-from extraction.words import Normaliser, resolve_directions
+from extraction.settings import Normaliser, resolve_directions
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossCondition, LossSettings
 from probe.settings.remedy import RemedyConfig

@@ -16,7 +16,7 @@ from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.logs.columns import FILE, KEYS, PROMPT, PROMPTS, TURNS, Column, Scan, look_up, mark_of, number_of
-from replay_pools.logs.files import Row, Rows, SkipRow
+from replay_pools.logs.rows import Row, Rows, SkipRow
 from replay_pools.logs.values import READERS, SPREAD, answer_of, wrong_value
 from replay_pools.pool import CAUTION
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import APART, EVERY, FILE, PROMPT_NAMES, RIGHT_ANSWERS, SETTINGS, truth_of
-from replay_pools.logs.rollouts import Logged
+from replay_pools.logs.parse import Logged
 from replay_pools.pool import CAUTION, LabelNote
 
 FEWEST_GROUPS = 2  # that another column has to split
