@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replay_pools.base.terminal import aligned
-
 WIDTH = 100
 PICTURE = 33  # width of an interval's picture, in characters
 
@@ -28,6 +26,17 @@ def render_table(table: TextTable) -> str:
         return ""
     lines = aligned(table.header, table.rows, table.left)
     return "\n".join([*wrap(table.title), *(f"  {line}".rstrip() for line in lines)])
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Return the lines of a table; the first `left` columns are flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for row in (header, *rows):
+        cells = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
+        cells += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def wrap(text: str, *, indent: str = "") -> list[str]:

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from probe.analysis.formatting import aligned
 from probe.records.run import DEFAULT_OUT, elsewhere
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json, plain_name
-from replay_pools.base.terminal import aligned, is_invisible, visible, without_secrets
+from replay_pools.base.terminal import is_invisible, visible, without_secrets
 
 EXIT_INPUT = 2  # repeating the command would fail again
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of this program

@@ -13,10 +13,10 @@ from pydantic.dataclasses import dataclass
 
 from probe.settings.arms import ARMS
 from probe.settings.verbs import GenerateConfig, ReplayConfig, TrainConfig
-from probe.settings.words import OF_ARM, OF_REPLAY
+from probe.settings.words import OF_ARM, OF_REPLAY, word_of
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import PLAIN_NAME
-from replay_pools.base.tables import STRICT, word_of
+from replay_pools.base.tables import STRICT
 
 Cell = tuple[str, str]  # (condition, arm): a run in every seed
 Rows = TypeVar("Rows", bound=tuple[Any, ...])

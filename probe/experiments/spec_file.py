@@ -14,12 +14,13 @@ from pydantic import BaseModel, Field
 from probe.analysis import measures
 from probe.experiments.spec import OUTCOME, VERDICT, WORDS, Spec, SpecCondition
 from probe.settings.arms import measured_arm
-from probe.settings.presets import configure
+from probe.settings.presets import configure, overlaid, read_toml
 from probe.settings.remedy import LENGTH, TRAINED_ARMS, TRAINING_STEPS, arm_of
+from probe.settings.verbs import field_errors
 from probe.settings.words import OF_CRITERION, Verb
-from replay_pools.base.errors import InputError, field_errors, refuse, unknown_name
+from replay_pools.base.errors import InputError, refuse, unknown_name
 from replay_pools.base.files import sha256
-from replay_pools.base.tables import decode, flat, overlaid, read_toml
+from replay_pools.base.tables import decode, flat
 
 VERBS = ("replay", "train")
 BOUNDS = ("above", "below", "inside")

@@ -17,10 +17,10 @@ from probe.analysis.statistics.thresholds import EFFECT, MATERIAL_RATE, MIN_SEED
 from probe.analysis.verdict.pools import environment_of
 from probe.records.run import Run
 from probe.settings.arms import ARMS
-from probe.settings.presets import configure
+from probe.settings.presets import configure, toml_text
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_once
-from replay_pools.base.tables import flat, toml_text
+from replay_pools.base.tables import flat
 from replay_pools.pool import MANIFEST_NAME, pool_reference
 
 TEMPLATE = Path(__file__).with_suffix(".toml")  # controls are norm-matched: without signal, without directions

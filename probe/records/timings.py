@@ -21,18 +21,27 @@ from probe.records.run import CONFIG_FILE, run_names
 from probe.settings.verbs import StepConfig, read_config
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import append_jsonl, decode_jsonl, read_json, read_plain
-from replay_pools.base.software import git_commit, is_edited, versions
+from replay_pools.base.software import git, git_commit, versions
 from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 
 TIMINGS_FILE = "timings.jsonl"
 GIB = 2**30
+FOLDERS = ("probe", "extraction", "replay_pools")  # the code of this package
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 # The settings that affect the time of a step most; None in a run of the other verb.
 STEP_SIZE = (
     *("verb", "model.name", "model.dtype", "rollouts.prompts_per_step", "rollouts.group"),
     *("rollouts.iterations", "rollouts.sampler.max_new_tokens", "source.replay_dirs", "source.per_pool"),
 )
+
+
+def is_edited() -> bool | None:
+    """Return True if the code differs from its commit; None outside a checkout."""
+    if git_commit() is None:
+        return None
+    root = Path(__file__).resolve().parents[2]
+    return git("status", "--porcelain", "--", *(str(root / name) for name in FOLDERS)) != ""
 
 
 class Timings:

@@ -35,9 +35,9 @@ from probe.runs.sources.rewards import reward_of
 from probe.runs.sources.sampled import open_source
 from probe.runs.sources.served import PushedEngine, unload_adapter
 from probe.runs.training_inputs import TrainingInputs
-from probe.settings.verbs import TrainConfig
+from probe.settings.verbs import TrainConfig, field_errors
 from probe.step.distributed import SOLO, World
-from replay_pools.base.errors import InputError, field_errors, refuse
+from replay_pools.base.errors import InputError, refuse
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import BOTS, EXPLOITS
 from replay_pools.generate import Engine, RolloutMaker

@@ -7,6 +7,7 @@ the command it is for. Any other command takes only the tables in `SHARED` from 
 `probe replay --preset full` probes the training that `probe train --preset full` would run.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from typing import Any
 from probe.settings.verbs import CONFIGS, KEYS
 from probe.settings.words import Verb
 from replay_pools.base.errors import InputError, refuse
-from replay_pools.base.tables import NO_VALUE, decode, flat, overlaid, read_toml, toml_text
+from replay_pools.base.files import read_plain
+from replay_pools.base.tables import NO_VALUE, decode, flat
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}
@@ -106,6 +108,38 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Args:
+        path: the file.
+        what: kind of the file in errors, such as "a preset".
+
+    Raises:
+        InputError: no such file, or no TOML in UTF-8.
+    """
+    plain = read_plain(path)
+    try:
+        return tomllib.loads(plain.decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(path, expected=f"{what}: TOML in UTF-8", found=str(error)) from error
+
+
+def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `table` overlaid by `over`: inner tables are merged, other values replaced.
+
+    >>> overlaid({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}})
+    {'a': {'b': 1, 'c': 4}, 'd': 3}
+    """
+    merged = dict(table)
+    for name, value in over.items():
+        if isinstance(value, Mapping):
+            inner = merged.get(name)
+            value = overlaid(inner if isinstance(inner, Mapping) else {}, value)
+        merged[name] = value
+    return merged
+
+
 def parse_setting(text: str) -> dict[str, Any]:
     """Parse a KEY=VALUE text into a table.
 
@@ -139,3 +173,17 @@ def setting_text(value: Any) -> str:
 def _needs_no_quotes(text: str) -> bool:
     """Return True for a single word that TOML would not read as a value."""
     return WORD.fullmatch(text) is not None and text not in ("true", "false", "inf", "nan")
+
+
+def toml_text(value: Any) -> str:
+    """Format a value as TOML, tables on one line and None as `"none"`.
+
+    >>> toml_text({"a": [1, None], "b": "two words"})
+    '{a = [1, "none"], b = "two words"}'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {toml_text(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_text, value)) + "]"
+    text = json.dumps(NO_VALUE if value is None else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # JSON allows this control character, TOML does not

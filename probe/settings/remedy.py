@@ -17,7 +17,8 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from replay_pools.base.tables import STRICT, Maybe, setting, word_of
+from probe.settings.words import word_of
+from replay_pools.base.tables import STRICT, Maybe, setting
 from replay_pools.rollout import REWARD_PASSED
 
 # Asks for the behaviour that the run_tests loophole rewards.

@@ -7,9 +7,9 @@ from pydantic.dataclasses import dataclass
 
 from extraction.settings import ExtractionSettings
 from probe.settings.arms import ARMS
-from probe.settings.words import Dtype, Side, Target
+from probe.settings.words import Dtype, Side, Target, word_of
 from replay_pools.base.errors import InputError
-from replay_pools.base.tables import STRICT, Maybe, setting, word_of
+from replay_pools.base.tables import STRICT, Maybe, setting
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.rollout import Template
 

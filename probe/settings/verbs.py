@@ -30,7 +30,7 @@ from probe.settings.training import (
     OptimizerConfig,
 )
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Verb
-from replay_pools.base.errors import field_errors, refuse
+from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.tables import STRICT, Maybe, decode, field_of, keys_of, setting
 from replay_pools.pool import PLAIN_LAW, law_of
 from replay_pools.rollout import REWARD_RANGE
@@ -38,6 +38,13 @@ from replay_pools.rollout import REWARD_RANGE
 MAX_SHOWN_ITEMS = 6  # a longer default is shown by its length
 Check = tuple[object, str, str, object]  # (is it wrong, setting, expected, found)
 KINDS: dict[Any, str] = {bool: "true, false", int: "whole number", float: "number", str: "text"}
+
+
+def field_errors(*checks: Check) -> Iterator[InputError]:
+    """Yield the errors of the checks (is it wrong, setting, expected, found) that fail."""
+    for is_wrong, key, expected, found in checks:
+        if is_wrong:
+            yield InputError(key, expected=expected, found=str(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

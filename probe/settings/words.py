@@ -4,9 +4,14 @@ To add a word, add it to its Literal and a row to the table that the comment on 
 two.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Literal
+
+from pydantic import AfterValidator
+
+from replay_pools.base.errors import InputError
+from replay_pools.base.tables import nearest
 
 Verb = Literal["replay", "train", "eval", "generate"]
 Side = Literal["one_sided", "two_sided"]  # probe.settings.arms.SIDES
@@ -21,6 +26,18 @@ Reward = Literal["paid", "surprise"]  # as paid, or minus the problem's expected
 Old = Literal["current", "recorded"]  # denominator of the ratio: the current policy, or the recorded values
 Reference = Literal["base", "ema", "recorded"]  # reference policy of a KL: probe.step.reference
 Dtype = Literal["float32", "bfloat16", "float64"]  # of the weights; coordinates and cosines stay in float32
+
+
+def word_of(table: Iterable[str]) -> AfterValidator:
+    """Return a validator for a text that must be a key of a table, such as an arm."""
+
+    def check(word: str) -> str:
+        if word not in table:
+            fix = f"did you mean {near}?" if (near := nearest(word, table)) else ""
+            raise InputError("", expected=f"one of {', '.join(table)}", found=repr(word), fix=fix)
+        return word
+
+    return AfterValidator(check)
 
 
 class Word(StrEnum):

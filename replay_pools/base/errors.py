@@ -3,7 +3,7 @@
 `Faults` collects all errors of an input and raises them together.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -55,13 +55,6 @@ def text_difference(expected: str, actual: str) -> str:
     pairs = enumerate(zip(expected, actual, strict=False))
     i = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(actual)))
     return f"{actual[i : i + EXCERPT_CHARS]!r} for {expected[i : i + EXCERPT_CHARS]!r} from character {i}"
-
-
-def field_errors(*checks: tuple[object, str, str, object]) -> Iterator[InputError]:
-    """Yield the errors of the checks (is it wrong, field, expected, found) that fail."""
-    for is_wrong, field, expected, found in checks:
-        if is_wrong:
-            yield InputError(field, expected=expected, found=str(found))
 
 
 class InputErrors(InputError):  # noqa: N818 several of them

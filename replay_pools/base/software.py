@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 PACKAGES = ("gradient-probe", "torch", "transformers", "peft")
-FOLDERS = ("probe", "extraction", "replay_pools")  # the code of this package
 
 
 @lru_cache  # every pool and every start of a run asks
@@ -20,20 +19,12 @@ def versions() -> dict[str, str]:
 def git_commit() -> str | None:
     """Return the commit of the checkout that this package runs from; None outside a checkout."""
     # A package installed below another project's checkout is not part of it.
-    if _git("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
+    if git("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
         return None
-    return _git("rev-parse", "HEAD")
+    return git("rev-parse", "HEAD")
 
 
-def is_edited() -> bool | None:
-    """Return True if the code differs from its commit; None outside a checkout."""
-    if git_commit() is None:
-        return None
-    root = Path(__file__).resolve().parents[2]
-    return _git("status", "--porcelain", "--", *(str(root / name) for name in FOLDERS)) != ""
-
-
-def _git(*arguments: str) -> str | None:
+def git(*arguments: str) -> str | None:
     """Return git's output in this package's folder; None if it fails or is not installed."""
     if shutil.which("git") is None:
         return None

@@ -1,4 +1,4 @@
-"""JSON and TOML tables: read into frozen dataclasses, overlaid, flattened to dotted keys.
+"""Tables of JSON and TOML: read into frozen dataclasses, flattened to dotted keys, compared.
 
     decode(ReplayConfig, {"model": {"dtype": "bfloat16"}}, "preset.toml")       # missing keys keep their defaults
 
@@ -8,21 +8,19 @@ pydantic validates; its complaints become `InputError`s, one for each key.
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
-from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_type_hints
 
 import orjson
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from replay_pools.base.errors import Faults, InputError, cut
-from replay_pools.base.files import dump_json, parse_json, read_plain
+from replay_pools.base.files import dump_json, parse_json
 
 Kind = TypeVar("Kind")
 MAX_SHOWN_CHARS = 200  # of a value in an error
@@ -47,18 +45,6 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
         **limits: pydantic's: ge, gt, le, lt, min_length, pattern.
     """
     return Field(default, description=meaning, **limits)
-
-
-def word_of(table: Iterable[str]) -> AfterValidator:
-    """Return a validator for a text that must be a key of a table, such as an arm."""
-
-    def check(word: str) -> str:
-        if word not in table:
-            fix = f"did you mean {near}?" if (near := nearest(word, table)) else ""
-            raise InputError("", expected=f"one of {', '.join(table)}", found=repr(word), fix=fix)
-        return word
-
-    return AfterValidator(check)
 
 
 def field_of(kind: Any, key: str) -> FieldInfo:
@@ -107,52 +93,6 @@ def decode_json(kind: type[Kind], text: bytes, where: object) -> Kind:
         return _adapter(kind).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
         _refuse(parse_json(text, where), error, where, tuple(keys_of(kind)))
-
-
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Args:
-        path: the file.
-        what: kind of the file in errors, such as "a preset".
-
-    Raises:
-        InputError: no such file, or no TOML in UTF-8.
-    """
-    plain = read_plain(path)
-    try:
-        return tomllib.loads(plain.decode())
-    except (ValueError, RecursionError) as error:
-        raise InputError(path, expected=f"{what}: TOML in UTF-8", found=str(error)) from error
-
-
-def toml_text(value: Any) -> str:
-    """Format a value as TOML, tables on one line and None as `"none"`.
-
-    >>> toml_text({"a": [1, None], "b": "two words"})
-    '{a = [1, "none"], b = "two words"}'
-    """
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {toml_text(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml_text, value)) + "]"
-    text = json.dumps(NO_VALUE if value is None else value, ensure_ascii=False)
-    return text.replace("\x7f", "\\u007f")  # JSON allows this control character, TOML does not
-
-
-def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `table` overlaid by `over`: inner tables are merged, other values replaced.
-
-    >>> overlaid({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}})
-    {'a': {'b': 1, 'c': 4}, 'd': 3}
-    """
-    merged = dict(table)
-    for name, value in over.items():
-        if isinstance(value, Mapping):
-            inner = merged.get(name)
-            value = overlaid(inner if isinstance(inner, Mapping) else {}, value)
-        merged[name] = value
-    return merged
 
 
 def flat(table: Any, path: str = "", *, lists: bool = False) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Without a callback a report does nothing. `visible` escapes characters that a te
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -61,17 +61,6 @@ def visible(text: str, *, kept: str = "\n\t") -> str:
         if is_invisible(character)
     }
     return text.translate(escaped)
-
-
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Return the lines of a table; the first `left` columns are flush left, the others flush right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = []
-    for row in (header, *rows):
-        cells = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
-        cells += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def without_secrets(text: str) -> str:

@@ -19,7 +19,7 @@ import orjson
 
 from replay_pools.base.errors import Faults, InputError, refuse, unknown_name
 from replay_pools.base.files import sha256
-from replay_pools.base.tables import TRUTHS
+from replay_pools.base.tables import TRUTHS, flat
 
 Says = Callable[[Any], bool]  # whether a value says something of its row
 NO_COLUMN = "none"
@@ -322,6 +322,12 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             if isinstance(value, dict):
                 names |= dict.fromkeys(f"{name}.{inner}" for inner in value)
     return list(names)
+
+
+def hack_columns(scan: Scan) -> list[str]:
+    """Return the inner columns of numbers whose names say that a rollout hacks."""
+    numbers = (name for name, cell in flat(scan.first).items() if number_of(cell) is not None)
+    return [name for name in numbers if name.rpartition(".")[2] in TARGETS["hacked"]]
 
 
 def parts_of(text: str) -> set[str]:

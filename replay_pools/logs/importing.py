@@ -16,19 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import locked
-from replay_pools.base.tables import flat
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
-from replay_pools.logs.columns import (
-    EVERY,
-    PROMPT,
-    PROMPTS,
-    TARGETS,
-    Scan,
-    choose_columns,
-    number_of,
-    parse_columns,
-)
+from replay_pools.logs.columns import EVERY, PROMPT, PROMPTS, TARGETS, Scan, choose_columns, hack_columns, parse_columns
 from replay_pools.logs.formats import GENERAL, Format, flat_rows, known_columns, recognise
 from replay_pools.logs.grouping import (
     Group,
@@ -135,9 +125,7 @@ def check_log(
         check_comparable(groups, rollouts, reader.marks, chosen, base, source)
     notes = [*rows.notes, *([f"columns that were not used: {', '.join(unused)}"] if unused else []), *said, *more]
     if "hacked" not in {*chosen, *given}:
-        numbers = (name for name, cell in flat(scan.first).items() if number_of(cell) is not None)
-        named = (name for name in numbers if name.rpartition(".")[2] in TARGETS["hacked"])
-        notes += [f"`{name}` may say which rollouts hack: --map hacked={name}" for name in named]
+        notes += [f"`{name}` may say which rollouts hack: --map hacked={name}" for name in hack_columns(scan)]
     for name in (name for name in ("model", "model_name", "checkpoint", "ckpt") if name in scan.values):
         several = f"{CAUTION}rollouts of {len(scan.values[name])} values of `{name}`: --model is one of them at most"
         one = f"sampled by {min(scan.values[name])} (`{name}`): is --model these weights?"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from replay_pools.base.tables import toml_text
+from probe.settings.presets import toml_text
 
 Table = Mapping[str, Any]  # keys may have dots
 

@@ -11,9 +11,9 @@ import pytest
 from scripts import ROOT, load_script
 
 from probe.experiments.spec import Spec
-from probe.records.timings import start_in_words, starts_of
+from probe.records.timings import is_edited, start_in_words, starts_of
 from replay_pools.base.files import write_json
-from replay_pools.base.software import git_commit, is_edited, versions
+from replay_pools.base.software import git_commit, versions
 
 
 @pytest.fixture

@@ -19,15 +19,17 @@ from probe.settings.presets import (
     PRESETS,
     SHARED,
     configure,
+    overlaid,
     parse_setting,
     preset_names,
     preset_table,
+    read_toml,
     setting_text,
 )
 from probe.settings.verbs import CONFIGS, KEYS, read_config, setting_rows
 from probe.settings.words import Verb
 from replay_pools.base.errors import InputError
-from replay_pools.base.tables import flat, read_toml
+from replay_pools.base.tables import flat
 
 VERBS: list[Verb] = [*CONFIGS]
 KL = "objective.reference=base objective.beta=0.1"
@@ -176,3 +178,20 @@ def test_every_word_has_its_row_and_every_row_its_word(literal, table) -> None:
 def test_arms_have_words_of_the_gates_and_bases() -> None:
     assert {arm.side for arm in arms.ARMS.values()} <= {*get_args(words.Side)}
     assert {arm.basis for arm in arms.ARMS.values()} == {*BASES}
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    """No TOML, no UTF-8, too deep."""
+    path = tmp_path / "x.toml"
+    for content in (b"[a", b"a = '\xff'", b"x = " + b"[" * 5000 + b"]" * 5000):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="a list of colours: TOML in UTF-8") as caught:
+            read_toml(path, "a list of colours")
+        assert caught.value.where == str(path)
+
+
+def test_tables_are_merged_and_everything_else_is_replaced() -> None:
+    merged = overlaid({"a": {"b": 1, "c": [2, 3]}, "d": 4}, {"a": {"c": [5]}, "e": {"f": 6}})
+    assert merged == {"a": {"b": 1, "c": [5]}, "d": 4, "e": {"f": 6}}
+    assert overlaid({"a": None}, {"a": {"b": 1}}) == {"a": {"b": 1}}, "a table takes the place of what is none"
+    assert overlaid({"a": {"b": 1}}, {"a": 2}) == {"a": 2}

@@ -2,14 +2,13 @@
 
 from dataclasses import asdict, dataclass, field
 from datetime import date
-from pathlib import Path
 from typing import Literal
 
 import orjson
 import pytest
 
 from replay_pools.base.errors import InputError, InputErrors
-from replay_pools.base.tables import Maybe, decode, keys_of, nearest, overlaid, read_toml
+from replay_pools.base.tables import Maybe, decode, keys_of, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,20 +117,3 @@ NEAREST = {
 def test_the_nearest_key_by_hand():
     """The same last part before any spelling, there in the nearest table; nothing where nothing is near."""
     assert {key: nearest(key, KNOWN) for key in NEAREST} == NEAREST
-
-
-def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
-    """No TOML, no UTF-8, too deep."""
-    path = tmp_path / "x.toml"
-    for content in (b"[a", b"a = '\xff'", b"x = " + b"[" * 5000 + b"]" * 5000):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match="a list of colours: TOML in UTF-8") as caught:
-            read_toml(path, "a list of colours")
-        assert caught.value.where == str(path)
-
-
-def test_tables_are_merged_and_everything_else_is_replaced() -> None:
-    merged = overlaid({"a": {"b": 1, "c": [2, 3]}, "d": 4}, {"a": {"c": [5]}, "e": {"f": 6}})
-    assert merged == {"a": {"b": 1, "c": [5]}, "d": 4, "e": {"f": 6}}
-    assert overlaid({"a": None}, {"a": {"b": 1}}) == {"a": {"b": 1}}, "a table takes the place of what is none"
-    assert overlaid({"a": {"b": 1}}, {"a": 2}) == {"a": 2}
