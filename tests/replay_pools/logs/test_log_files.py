@@ -119,8 +119,8 @@ def test_a_table_of_text(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.json"])
 def test_a_line_is_read_up_to_its_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of any size is read, a line of any size is not: a byte more than the limit is the most in memory."""
-    for module in ("base", "logs"):
-        monkeypatch.setattr(f"replay_pools.{module}.files.MAX_DOCUMENT", 2000)
+    for module in ("base.files", "logs.rows"):
+        monkeypatch.setattr(f"replay_pools.{module}.MAX_DOCUMENT", 2000)
     assert sizes(check_log(lines(tmp_path / name, [row(i) for i in range(40)]))) == [40]
     read_as(lines(tmp_path / name, [row(completion="x" * 3000)]), "found more")
 
