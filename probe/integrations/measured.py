@@ -335,9 +335,8 @@ class Measured:
     def _watch(self) -> None:
         """Watch the modules that are now read by taps, and no others."""
         self.stop()
-        self._watched = self._now
-        if self._now.tapped and self._now.witness is not None:
-            now = self._now
+        self._watched = now = self._now
+        if now.tapped and now.witness is not None:
             self._taps = Taps(now.tapped, self._frames, now.witness, now.stepped, self._meet(), self._scaler)
 
     def _zeros(self) -> dict[str, Tensor]:
