@@ -36,22 +36,15 @@ KINDS: dict[str, tuple[str | list[str] | None, bool]] = {  # {name: (what LoRA t
 def step(
     model: nn.Module, ids: torch.Tensor, directions: Directions | None = None, project: bool = False
 ) -> Callable[[], None]:
-    """A call that makes a step, on a probe that it attaches at its first call and leaves before it returns."""
+    """A call that makes a step, measured along the directions if there are any."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.0)
-    handle = None
-    if directions is not None:
-        handle = probe.attach(optimizer, directions, model=model, project=project, cache_dir=None)
-        handle._probe.stop()
+    attached = directions and probe.attach(optimizer, directions, model=model, project=project, cache_dir=None)
 
     def run() -> None:
-        if handle is not None:
-            handle._probe.start(optimizer)
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if handle is not None:
-            handle._probe.stop()
-            assert handle._probe.records[-1].cos_in is not None
+        assert attached is None or attached.records[-1].cos_in is not None
 
     return run
 
