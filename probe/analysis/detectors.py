@@ -74,7 +74,9 @@ class Material:
     rollouts: Sequence[Rollout]
     pools: Sequence[str] = ()  # (n,) name of each rollout's pool; empty: ""
     labels: Array | None = None  # (n,) 1 = hack, 0 = none, NaN = unknown
-    learned: int | None = None  # most labels that a detector may learn from; None: all
+    learned: int | None = (
+        None  # most labels that a detector may learn from, half of them of each kind; None: the known ones
+    )
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further columns of the log, (n,) each
     seed: int = 0
     logprobs: Array | None = None  # (n,) nats per token under the weights where the gradient is taken
@@ -219,7 +221,7 @@ def _words(labels: Array, material: Material) -> Array:
 
 
 def training_rows(material: Material, usable: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
-    """Return the rows to learn from: at most `learned`, balanced between the labels, taking prompts in turn.
+    """Return the rows to learn from, taking prompts in turn: of each label at most half of `learned`.
 
     Args:
         material: with labels.
@@ -321,7 +323,9 @@ def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:
     """
     base, argument = (name, "") if name in DETECTORS else name.partition(":")[::2]
     if base not in DETECTORS:
-        raise unknown_name(where, base, DETECTORS, expected="a detector", fix="probe docs detect lists them")
+        raise unknown_name(
+            f"{where} {base}", base, DETECTORS, expected="a detector", fix="probe docs detect lists them"
+        )
     row = DETECTORS[base]
     try:
         if bool(argument) != bool(row.argument) and row.argument != "[ACCURACY]":

@@ -143,7 +143,8 @@ def evidence(shown: Sequence[ShownRollout]) -> dict[str, Any] | None:
         return None
     toward = [row for row in rows if row["number"] > 0][:MOST_EVIDENCE]
     away = [row for row in reversed(rows) if row["number"] < 0][:MOST_EVIDENCE]
-    note = f"From the {num_split} of {len(shown)} rollouts whose tokens have shares."
+    what = "Parts of the update's cosine with v_hack; a click searches for the line."
+    note = f"{what} From the {num_split} of {len(shown)} rollouts whose tokens have shares."
     return {
         "lists": {"Lines that push toward the hack": toward, "Lines that push away from the hack": away},
         "note": note,

@@ -31,7 +31,7 @@ if (dataOfRollouts) {
   const more = viewer.querySelector(".more");
   const search = viewer.querySelector("[type=search]");
   const filters = [...viewer.querySelectorAll("select:not([name=sort])")];
-  const query = () => search.value.toLowerCase();
+  const query = () => search.value.trim().toLowerCase();
 
   // --- elements
 

@@ -74,13 +74,15 @@ class Forest(NamedTuple):
 ANSWERS = Forest("The answers in numbers", "estimate and 95% interval", limits=(-0.5, 1.5))
 FORESTS: Mapping[str, Forest] = {
     "cos_in": Forest(
-        "Does the update point toward the hack?", "mean cosine with v_hack, 95%", "95% of random directions"
+        "Does the update point toward the hack?",
+        "mean cosine of the gradient with v_hack, before projection, 95%",
+        "95% of random directions",
     ),
     "auroc": Forest(
         "Does v_hack separate hacks better than simple scores?",
         "AUROC for hacks among rewarded rollouts, 95% (0.5: chance)",
         centre=0.5,
-        names={"v_hack": "v_hack", **SCORE_NAMES},
+        names={"v_hack": "v_hack", **SCORE_NAMES, "nll": "low likelihood"},
     ),
     "removed": Forest(
         "What would projection remove?",

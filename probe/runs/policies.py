@@ -32,7 +32,7 @@ def load(
 
     >>> policy = probe.load("organism")
     >>> policy
-    Policy('organism', torch.float32 on cpu)
+    Policy(base_model='organism', adapter=None)
     >>> policy.decode(policy.completion_ids("return a + b"))
     'return a + b'
 

@@ -143,7 +143,8 @@ def train_step(
         attributed: one of `measures`; its sample cosines are split over tokens.
     """
     if updater is not None and (len(measures) != 1 or bases.trained is None):
-        raise ValueError(f"an updater steps one arm of a policy that is trained, found {len(measures)}")
+        found = f"{len(measures)} arms, trained: {bases.trained is not None}"
+        raise ValueError(f"an updater steps one arm of a policy that is trained, found {found}")
     batch = _batch(groups, pad_id, bases)
     along = None if attributed is None else axis(attributed.arm.basis, attributed.vectors)
     unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole, axis=along)

@@ -177,12 +177,12 @@ def opened(value: Any) -> Any:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a finite number, which may stand in a text of at most 40 characters; None for anything else."""
+    """Return a finite number, which may stand in a text of less than 40 characters; None for anything else."""
     if isinstance(value, str):
         try:
             value = float(value) if len(value) < 40 else None
         except ValueError:
-            value = TRUTHS.get(value.lower())
+            value = TRUTHS.get(value.strip().lower())
     try:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
     except OverflowError:  # an integer beyond the range of a float
@@ -190,7 +190,7 @@ def number_of(value: Any) -> float | None:
 
 
 def truth_of(value: Any) -> bool | None:
-    """Return whether a value is a word, a number or a truth for yes, or one for no; None for anything else."""
+    """Return the truth that a value says: as a truth, a number or a word (yes, no); None for anything else."""
     return TRUTHS.get(str(value).strip().lower())
 
 
@@ -246,7 +246,7 @@ class Column(NamedTuple):
         if len(values) == 1 and weight == 1:
             if self.above is None or (number := number_of(value)) is None:
                 return value
-            # -1 says that a label is not known, but is a reward, and above a threshold below it.
+            # A label of -1 is not known; but `passed` may read a reward of -1, and a threshold below -1 means numbers.
             is_unknown = number == UNKNOWN_LABEL and self.target != SHARING and self.above >= 0
             return None if is_unknown else number > self.above
         # NaN: this reward function had no say.
@@ -338,9 +338,10 @@ def parts_of(text: str) -> set[str]:
 def parse_columns(
     mapping: Mapping[str, str], given: Mapping[str, str], scan: Scan, faults: Faults
 ) -> tuple[dict[str, Column], tuple[list[str], dict[str, Says], dict[str, Says]], list[str]]:
-    """Return ({target: its column}, (marks, failures, evaluations), others) of a mapping and what the user gave of it.
+    """Return ({target: its column}, (marks, failures, evaluations), others); `given` is the user's part of the mapping.
 
-    The latter are of columns that are not used: those with few values, rows of STATUS and EVALUATIONS, and the others.
+    Columns that the mapping does not use: marks have few values, failures and evaluations are rows of STATUS and
+    EVALUATIONS, others are all names that nothing reads.
     """
     columns = {}
     for target, text in mapping.items():
@@ -353,7 +354,7 @@ def parse_columns(
     used = {name for text in mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
     declined = {name for target, text in given.items() if text == NO_COLUMN for name in TARGETS[target]}
     failures = {name: fails for name, fails in STATUS.items() if name not in used | declined}
-    values = {name: values for name, values in scan.values.items() if name not in used | declined}
+    values = {name: each for name, each in scan.values.items() if name not in used | declined}
     evaluations = {name: says for name, says in EVALUATIONS.items() if len({*map(says, values.get(name, ()))}) == 2}
     # Columns with few values may tell sources of rollouts apart, and so may the environment.
     most, free = max(2, scan.num_rows // 2), {*values, mapping.get("env"), mapping.get("env_mode")}
@@ -403,7 +404,8 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> dict[str, str]:
         names = [name for name in TARGETS[target] if name in scan.first and name not in taken]
         if not (names := [name for name in names if scan.values.get(name) != {""}]):
             continue
-        one, other = ("instruction", "input") if "instruction" in names else (names[0], "context")
+        is_split = "instruction" in names and names[0] in ("input", "instruction")
+        one, other = ("instruction", "input") if is_split else (names[0], "context")
         if target == "prompt" and scan.is_text(other) and str(scan.first[other] or "\0") not in str(scan.first[one]):
             # Only the user knows how the trainer joined them.
             fix = f"--map prompt={one}+{other} joins them by an empty line; --map prompt=COLUMN takes one"

@@ -12,11 +12,10 @@ from typing import Any
 from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.tables import flat
 from replay_pools.logs.columns import BLOCKS, FILE, NO_COLUMN, PROMPT_NAMES, TARGETS, Scan, opened, singular
-from replay_pools.logs.rows import Fields, Row, Rows, SkipRow
+from replay_pools.logs.rows import HEAD, Fields, Row, Rows, SkipRow
 from replay_pools.logs.writers import inspect, nemo_gym, nemo_rl, prime_rl, slime
 
 GENERAL = "columns"  # the format of any other log
-HEAD_ROWS = 100  # among which one has the keys of a rollout, if the log names them as others do
 BLOCK = "row of the log"  # the column that says which rollouts one row held
 
 
@@ -45,7 +44,7 @@ def recognise(rows: Rows, name: str | None) -> Format:
         if name not in known:
             raise unknown_name(f"--format {name}", name, known, expected="a format", fix="leave it out")
         return known[name]
-    first = next((row for row in islice(rows, HEAD_ROWS) if row.may_hold and not row.error), Row("", "", {}))
+    first = next((row for row in islice(rows, HEAD) if row.may_hold and not row.error), Row("", "", {}))
     return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
 
 

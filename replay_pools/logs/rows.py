@@ -23,6 +23,7 @@ from replay_pools.logs.columns import EVALUATION, ROLLOUT_KEYS, TEXTS
 Fields = dict[str, Any]
 BATCH_ROWS = 10_000  # of a Parquet file in memory
 LISTED_FILES = 3  # of those left out
+HEAD = 100  # of a file, among which one has the keys of a rollout
 # In a folder, files of these names hold no rollouts, whatever their keys: of a model, and of `datasets` for a map.
 OTHER_FILES = re.compile(r"tokenizer.*|vocab|cache-.*")
 # A file or folder of one training step, as `completions_00010.parquet`, `global_step_3` or verl's `7.jsonl`.
@@ -102,7 +103,7 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
         (lambda path: kind_of(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0]), "files were left out"),
         # prime-rl writes what it trained on next to everything that it sampled.
         (lambda path: {"train", "effective"} <= {*inside[path].parts}, "files that were not trained on were left out"),
-        (lambda path: any(row.may_hold for row in islice(_rows_of([path]), 1)), "files without rollouts were left out"),
+        (lambda path: any(r.may_hold for r in islice(_rows_of([path]), HEAD)), "files without rollouts were left out"),
         (lambda path: path not in evaluations, "caution: evaluations next to training were left out"),
         (lambda path: first_of.setdefault(file_sha256(path), path) == path, "caution: copies were left out"),
     ):
@@ -330,9 +331,9 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         separator = max(",;\t", key=first.count)
         table = polars.read_csv(data, separator=separator, infer_schema=False, null_values=["", "nan", "NaN"])
         table = table.rename({name: name.strip() for name in table.columns if name.strip()})
-    for number, row in enumerate(table.iter_rows(named=True), 2):
+    for number, row in enumerate(table.iter_rows(named=True), 2):  # as spreadsheets count: cells may hold line breaks
         if any(value is not None for value in row.values()):
-            yield f" line {number}", {name: value for name, value in row.items() if name}
+            yield f" row {number}", {name: value for name, value in row.items() if name}
 
 
 # Dumps and archives

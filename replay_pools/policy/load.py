@@ -55,8 +55,8 @@ class Policy(Chat):
 
     model: PreTrainedModel = field(repr=False)  # it would print all its modules
     adapter: str | None  # the adapter merged into the weights; None = none
-    base_weights_sha: str  # `weights_sha` before merging
-    adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha`
+    base_weights_sha: str = field(repr=False)  # `weights_sha` before merging
+    adapter_sha: str | None = field(default=None, repr=False)  # `replay_pools.policy.adapters.adapter_sha`
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""The verdict on a replay: three questions, each a Finding, exactly one of seven words, and caveats.
+"""The verdict on a replay: three questions, each a Finding, exactly one word, and caveats.
 
     hackward    Does the update point toward the hack?    pull, as a share of held-out hacks
     about       Is that specific to hacking?              hacks against clean samples; the groups without their hacks
@@ -228,10 +228,10 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
 def _removable(analysis: "Analysis", why: str) -> Reply:
     """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs do.
 
-    yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, and does so at
-    80%, or the rollouts' own hacks lose less than held-out hacks. Both require that projection removes a larger share
-    from hacks than from honest solutions. too little: the share is shown to be below that threshold. no: it is shown to
-    be below the share that shuffled pairs remove. `why` says why alignment is not measured.
+    yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, with p below
+    2 ALPHA, and lies above 0 at 80%; `lacking` says what keeps it from a yes. Both require that projection removes a
+    larger share from hacks than from honest solutions. too little: the share is shown to be below that threshold. no:
+    it is shown to be below the share that shuffled pairs remove. `why` says why alignment is not measured.
     """
     row, honest, own_hacks, norm = (analysis.get("removed", f"removed/{name}") for name in REMOVED)
     if row.value is None:
@@ -281,6 +281,8 @@ def _removable_open(row: Estimate, agree: bool, analysis: "Analysis") -> Next:
     if not agree:
         why = f"projecting these out removes {row:.0%} of the gain on held-out hacks, and less of the gain on"
         return steps.other_pairs(analysis, f"{why} this policy's own hacks")
+    if row.low > 0:
+        return steps.other_pairs(analysis, "projecting these out takes as much from honest solutions as from hacks")
     what = f": they narrow the interval of what projection removes ({row:.0%}), which includes 0"
     if row.parts["from_prompts"] > 0.5:
         return steps.more_prompts(analysis, what)
@@ -397,7 +399,8 @@ def _word(analysis: "Analysis", replies: Sequence[Reply], parts: Sequence[Findin
     transfer = analysis.get("own", "own hacks")
     if transfer.is_bounded and transfer.low <= 0.5:
         step = steps.other_pairs(analysis, "these do not separate this policy's own hacks from its honest solutions")
-        text = f"v_hack does not clearly separate the policy's own hacks: AUROC {transfer}; {about.text}"
+        how = "does not clearly separate" if transfer.high > 0.5 else "ranks honest solutions above"
+        text = f"v_hack {how} the policy's own hacks: AUROC {transfer}; {about.text}"
         return Word.LIKELY, text, step
     return Word.GO, f"{hackward.text}; {about.text}; {removable.text}", steps.train(analysis)
 
@@ -441,7 +444,14 @@ def _caveats(word: Word, analysis: "Analysis", parts: Sequence[Finding]) -> list
     reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
     named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
     caution = analysis.adapted.caution if analysis.adapted is not None else ""
+    near = [
+        f"{SCORE_NAMES[row.name]} {row}"
+        for row in analysis.of("overlap")
+        if row.is_bounded and row.low < MIN_OVERLAP and not (may_lack(row) or is_lacking(row))
+    ]
     holds: Mapping[str, Any] = {  # {sentence: true if it holds}
+        f"hacks may overlap too little with honest answers to hold a score constant ({', '.join(near)}; "
+        f"{MIN_OVERLAP:g} is needed): more prompts decide it": near,
         f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)": silent,
         f"in {mixed} steps a group answers different prompts (with and without the hint), so source, hint and reward "
         "move together; --match prompt compares like with like": mixed,

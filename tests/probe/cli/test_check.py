@@ -174,7 +174,7 @@ def test_groups_of_other_sizes_are_compared_by_the_smallest(write, pairs: str, c
     assert "groups of 4 to 8 rollouts with a reward: 4 are compared at a time" in text
     assert len(read_run(out / "runs" / "uneven").samples) == 2 * 3 * 4
     _, errors = check(*command[:-2], "--name", "larger", "--set", "source.per_pool=8", code=2)
-    assert "expected at least 8 rollouts with a label (--per-pool)" in errors
+    assert "expected at least 8 rollouts (--per-pool)" in errors
 
 
 def test_what_cannot_be_replayed_is_refused_before_a_run(log: str, pairs: str, check, out: Path) -> None:
