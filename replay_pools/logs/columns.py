@@ -340,8 +340,7 @@ def parse_columns(
 ) -> tuple[dict[str, Column], tuple[list[str], dict[str, Says], dict[str, Says]], list[str]]:
     """Return ({target: its column}, (marks, failures, evaluations), others); `given` is the user's part of the mapping.
 
-    Columns that the mapping does not use: marks have few values, failures and evaluations are rows of STATUS and
-    EVALUATIONS, others are all names that nothing reads.
+    Of unused columns, marks have few values, failures and evaluations are in STATUS and EVALUATIONS, others the rest.
     """
     columns = {}
     for target, text in mapping.items():
