@@ -10,6 +10,7 @@
     probe.attach(optimizer, direction, model=)  the same inside your own loop; project=True removes the direction
     probe.read_run(run)                         its records, as columns, polars or pandas
     probe.Direction                             save, load
+    probe.InputError                            what is wrong with an argument or a file, where, and what helps
 
 Models, pools, runs and directions go by name or by path. Each has an example: help(probe.extract). A whole session:
 
@@ -38,11 +39,13 @@ if TYPE_CHECKING:
     from probe.runs.policies import load as load
     from probe.runs.replay import replay as replay
     from probe.step.batch_cosines import cosines as cosines
+    from replay_pools.base.errors import InputError as InputError
 
 # What `import probe` offers, {name: room}; each is imported when it is first asked for, so that torch stays out until
 # then. No __all__: with one, help(probe) would import everything and print every docstring in full.
 _PLACES = {
     "Direction": "probe.runs.extract",
+    "InputError": "replay_pools.base.errors",
     "analyze": "probe.analysis.analyze",
     "attach": "probe.integrations.hook",
     "check": "probe.runs.check",

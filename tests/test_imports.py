@@ -93,7 +93,19 @@ except SystemExit as end:
 
 def test_the_public_names_are_these() -> None:
     """A name that is added or lost is a change of the interface."""
-    public = ["Direction", "analyze", "attach", "check", "cosines", "detect", "extract", "load", "read_run", "replay"]
+    public = [
+        "Direction",
+        "InputError",
+        "analyze",
+        "attach",
+        "check",
+        "cosines",
+        "detect",
+        "extract",
+        "load",
+        "read_run",
+        "replay",
+    ]
     assert [*probe._PLACES] == public
     assert {*public} <= {*dir(probe)}
     assert (probe.attach, probe.read_run) == (attach, read_run)

@@ -107,7 +107,7 @@ class Faults(dict[tuple[Any, str], tuple[InputError, int]]):
         """Return one error for each fault, at its first place, with the number of the other places."""
         errors: list[InputError] = []
         for first, count in self.values():
-            found = first.found + (f" (and {count - 1} more places)" if count > 1 else "")
+            found = first.found + (f" (and {count - 1} more place{'s' * (count > 2)})" if count > 1 else "")
             errors.append(InputError(first.where, expected=first.expected, found=found, fix=first.fix))
         return errors
 

@@ -234,8 +234,8 @@ def _write(log: CheckedLog, directory: Path, model: str, template: "Template", l
                 values.add(getattr(rollout, name))
     faults.check(source)
     if not tails:
-        found, fix = "; ".join(tokeniser.notes(LEFT_OUT)), "use the model that sampled them, or log completion_ids"
-        raise InputError(source, expected=f"turns as {model} writes them", found=found, fix=fix)
+        found = "; ".join(tokeniser.notes(LEFT_OUT)).replace(LEFT_OUT, "")
+        raise InputError(source, expected=f"turns as {model} writes them", found=found, fix="log completion_ids")
     lists = {name: sorted(values) for name, values in plan.items()}
     writer.header |= _manifest(log, tokeniser, model) | {"prompt_tail": tails[0][::-1], "plan": lists}
     return writer.finish()

@@ -207,8 +207,8 @@ def _place_mask(said: Said) -> None:
     if len(ids) > len(mask) + 1 and len({*ids[len(mask) :]}) == 1:  # padding
         mask = [*mask, *[False] * (len(ids) - len(mask))]
     if len(mask) != len(ids):
-        fix = "--map mask=none" if all(mask) else "log one an id: without it, ids of tools would count as sampled"
-        raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
+        fix = "--map mask=none" if all(mask) else "log one for each id: without it, ids of tools would count as sampled"
+        raise InputError("mask", expected="one for each id", found=f"{len(mask)} for {len(ids)} ids", fix=fix)
     start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
     if start and prompt is None and said.messages is not None:
         fix = "log prompt_ids, or leave the text of the prompt out: --map messages=none, or prompt=none"

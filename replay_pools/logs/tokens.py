@@ -211,7 +211,7 @@ class Tokeniser:
             raise row.refused("comp_len", expected, f"{len(stored)}; {len(ids)} are kept", "--map comp_len=none")
         if row.logprobs and len(row.logprobs) not in (len(ids), len(stored)):
             found = f"{len(row.logprobs)} for {len(ids)} ids"
-            raise row.refused("logprobs", "one an id", found, "--map logprobs=none leaves them out")
+            raise row.refused("logprobs", "one for each id", found, "--map logprobs=none leaves them out")
         # It stopped if it was padded, or if its last id ends a turn.
         finish = row.finish or ("stop" if cut or {*ids[-1:]} & ends else "length")
         self._count(

@@ -177,6 +177,6 @@ def test_all_faults_come_at_once(read: Callable[..., Any]) -> None:
         read(rows)
     lines = str(refusal.value).splitlines()
     assert len(lines) == 3
-    assert any("line 2 hack: expected a text" in line and "(and 1 more places" in line for line in lines)
+    assert any("line 2 hack: expected a text" in line and "(and 1 more place" in line for line in lines)
     assert any("line 3 prompt" in line for line in lines)
     assert any("line 4: expected an object, found list" in line for line in lines)

@@ -278,7 +278,7 @@ def more_prompts(analysis: "Analysis", what: str, prompts: int | None = None, so
     steps = min(math.ceil(prompts * all_prompts / max(so_far, 1)), MAX_PROMPTS)
     in_pools = min((pool.said("counts.steps") or 0 for pool in analysis.pools), default=0)
     if analysis.records.settings.steps is not None and in_pools > analysis.size["num_steps"]:
-        limit = f"the pools hold {in_pools} groups, of which {analysis.size['num_steps']} were replayed"
+        limit = f"this replay took {analysis.size['num_steps']} groups, and the pools hold more"
         command = repeat(analysis.records, steps=None)
     else:
         limit = f"sample or log {steps} groups of different prompts (probe docs pools)"

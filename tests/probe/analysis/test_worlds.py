@@ -67,7 +67,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on this policy's own hacks"),
     "likely": (FEW, "LIKELY", "decide the alignment with 80% power"),
     "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "20 prompts (6 so far): so few"),
-    "six-of-20": (replace(FEW, steps=6), "LIKELY", "the pools hold 20 groups, of which 6 were replayed"),
+    "six-of-20": (replace(FEW, steps=6), "LIKELY", "this replay took 6 groups, and the pools hold more"),
     "few-prompts": (SPARSE, "UNDERPOWERED", "16 prompts (4 so far): they halve the error of the cost"),
     "two-pairs": (LOUD, "UNDERPOWERED", "12 held-out pairs (3 so far)"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),

@@ -182,7 +182,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
         "log.jsonl line 6: expected JSON",
         "log.jsonl line 7: expected an object, found list",
         "--map problem=promt: expected a column of the log",
-        "line 1 reward: expected a finite number, found 'x1' (and 1 more places)",
+        "line 1 reward: expected a finite number, found 'x1' (and 1 more place)",
         "line 1 hacked: expected true or false",
         "line 3 completion: expected a list of role and content",
         "line 4 completion_ids: expected a list of token ids, found -1 at 1",
@@ -201,7 +201,7 @@ def test_bad_rows_are_left_out_up_to_a_number(tmp_path: Path, capsys) -> None:
     bad = {f"{source} line {number}" for number in (1, 18, 19, 20, 21, 22)}
     named = refused(source)
     assert any("line 1: expected an object, found list" in line for line in named)
-    assert any("line 18 reward: expected a finite number, found 'x' (and 1 more places)" in line for line in named)
+    assert any("line 18 reward: expected a finite number, found 'x' (and 1 more place)" in line for line in named)
     assert refused(source, skip_bad=5) == [
         *named,
         f"{source}: expected at most 5 bad rows (--skip-bad), found 6; mend them, or pass --skip-bad 6",

@@ -50,7 +50,7 @@ CHANGES: dict[str, Callable[[Rollout], dict[str, Any]]] = {
 def test_each_contradiction_is_named_once_and_counted(chat: Chat, changed: Callable[..., Pool], field: str) -> None:
     (fault,) = id_faults(chat, changed(lambda rollout: replace(rollout, **CHANGES[field](rollout))))
     assert str(fault.where).strip() == f"pool base step 0 sample 1 {field}".strip()
-    assert "(and 1 more places" in str(fault)
+    assert "(and 1 more place" in str(fault)
 
 
 def test_whitespace_and_special_tokens_contradict_nothing(chat: Chat, changed: Callable[..., Pool]) -> None:
