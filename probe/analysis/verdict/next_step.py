@@ -236,8 +236,8 @@ def undecided(share: Estimate, analysis: "Analysis") -> Next:
         return more_prompts(analysis, f": they decide {named} with {POWER:.0%} power", prompts, share.n)
     if share.n < FEWEST_TO_PLAN:
         return more_prompts(analysis, ": so few cannot say what would decide", LEAST_PROMPTS, share.n)
-    limit = f"most of the error of {named} comes from the pairs, and not even {MAX_PROMPTS} prompts would decide it"
-    return more_pairs(analysis, f", which halve it: {limit}", held_out)
+    why = f"most of the error of {named} comes from the pairs, and so many halve it"
+    return more_pairs(analysis, f": {why}; not even {MAX_PROMPTS} prompts would decide", held_out)
 
 
 def train(analysis: "Analysis") -> Next:
