@@ -99,20 +99,20 @@ def _read_rows(path: Path, faults: Faults) -> list[tuple[str, Fields]]:
     return rows
 
 
-def _columns(rows: Sequence[Fields], given: Mapping[str, str]) -> dict[str, str]:
-    """Return {field of a pair: its column}, `given` ones first.
+def _columns(rows: Sequence[Fields], mapped: Mapping[str, str]) -> dict[str, str]:
+    """Return {field of a pair: its column}, `mapped` ones first.
 
     Raises:
-        InputError: a given column that the file lacks, or a needed field without a column.
+        InputError: a mapped column that the file lacks, or a needed field without a column.
     """
     present = {key for row in rows for key in row}
-    for field, column in given.items():
+    for field, column in mapped.items():
         if all(look_up(row, column, MISSING) is MISSING for row in rows):
             fix = f"pass {MAP} {field}=COLUMN"
             raise unknown_name(f"{MAP} {field}", column, columns_of(rows), expected="a column", fix=fix)
     fields: dict[str, str] = {}
     for field, (names, _) in FIELDS.items():
-        if column := given.get(field) or next((name for name in names if name in present), None):
+        if column := mapped.get(field) or next((name for name in names if name in present), None):
             fields[field] = column
     missing = [field for field in NEEDED if field not in fields]
     if missing:

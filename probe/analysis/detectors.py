@@ -74,9 +74,7 @@ class Material:
     rollouts: Sequence[Rollout]
     pools: Sequence[str] = ()  # (n,) name of each rollout's pool; empty: ""
     labels: Array | None = None  # (n,) 1 = hack, 0 = none, NaN = unknown
-    learned: int | None = (
-        None  # most labels that a detector may learn from, half of them of each kind; None: the known ones
-    )
+    learned: int | None = None  # most labels to learn from, half of them of each kind; None: all that are known
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further columns of the log, (n,) each
     seed: int = 0
     logprobs: Array | None = None  # (n,) nats per token under the weights where the gradient is taken
@@ -323,9 +321,8 @@ def row_of(name: str, where: str = "--detectors") -> tuple[Detector, str]:
     """
     base, argument = (name, "") if name in DETECTORS else name.partition(":")[::2]
     if base not in DETECTORS:
-        raise unknown_name(
-            f"{where} {base}", base, DETECTORS, expected="a detector", fix="probe docs detect lists them"
-        )
+        fix = "probe docs detect lists them"
+        raise unknown_name(f"{where} {base}", base, DETECTORS, expected="a detector", fix=fix)
     row = DETECTORS[base]
     try:
         if bool(argument) != bool(row.argument) and row.argument != "[ACCURACY]":

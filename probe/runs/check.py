@@ -76,10 +76,10 @@ def check(
     named = {K: k, "steps": steps, MODEL: model and str(model)}
     named[PAIRS] = None if pairs is None else store_rows(pairs, out / "pairs")
     options = {**settings, **{key: value for key, value in named.items() if value is not None}}
-    config, given = configure("replay", options=options), {*options}
-    log, notes = checked(rows, config, given, say, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
+    config, user_keys = configure("replay", options=options), {*options}
+    log, notes = checked(rows, config, user_keys, say, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
     say(recognised(log))
-    config, pool = imported(log, config, given, name and plain_name(name, "name"), out, limit)
+    config, pool = imported(log, config, user_keys, name and plain_name(name, "name"), out, limit)
     for sentence in [*pool.cautions, *notes]:
         say(sentence)
     directory = replayed(config, pool.name, out, say)
@@ -89,21 +89,21 @@ def check(
 
 
 def checked(
-    source: Any, config: ReplayConfig, given: set[str], say: Callable[[str], object], **reading: Any
+    source: Any, config: ReplayConfig, user_keys: set[str], say: Callable[[str], object], **reading: Any
 ) -> tuple[CheckedLog, list[str]]:
     """Check the log (first, without torch) and the pairs; return the log and notes on the choice of pairs.
 
     Args:
         source: the log.
         config: settings with the pairs and the model.
-        given: keys of all settings given by the user.
+        user_keys: keys of all settings given by the user.
         say: called with what the log holds, if the pairs are missing.
         reading: as for `check_log`.
 
     Raises:
         InputError: all faults of the log, the pairs and the model's name.
     """
-    expected, derived = "none: it follows from ROLLOUTS and --pairs", [key for key in DECIDED if key in given]
+    expected, derived = "none: it follows from ROLLOUTS and --pairs", [key for key in DECIDED if key in user_keys]
     errors = [InputError(f"--set {key}", expected=expected, found="one", fix="use probe replay") for key in derived]
     log, notes = gathered_log(source, config, errors, **reading), list[str]()
     if log is not None and max(map(len, log.groups)) < 2:
@@ -114,7 +114,7 @@ def checked(
         expected, fix = "a group with rewards that differ: no other has an update", "another --map reward=COLUMN?"
         found = f"equal rewards within each of {len(log.groups)} groups"
         errors.append(InputError(f"{log.rows.source} reward", expected=expected, found=found, fix=fix))
-    if PAIRS in given:
+    if PAIRS in user_keys:
         try:
             pairs = checked_pairs(config, notes.append, with_tokens=not errors)
             if not notes:
@@ -170,7 +170,7 @@ def checked_pairs(config: ReplayConfig, say: Callable[[str], object], *, with_to
 
 
 def imported(
-    log: CheckedLog, config: ReplayConfig, given: set[str], name: str | None, out: Path, limit: int | None
+    log: CheckedLog, config: ReplayConfig, user_keys: set[str], name: str | None, out: Path, limit: int | None
 ) -> tuple[ReplayConfig, Pool]:
     """Import a checked log; return the settings of its replay, and its pool.
 
@@ -178,9 +178,9 @@ def imported(
         name: of the pool; None: the file's name with a hash of everything that affects the result.
     """
     config = replace(config, intervention=replace(config.intervention, arms=USUAL_ARMS))
-    if "token_attribution" not in given:
+    if "token_attribution" not in user_keys:
         config = replace(config, token_attribution=COLOURED_STEPS)
-    if log.scale_rewards is not None and SCALE not in given:
+    if log.scale_rewards is not None and SCALE not in user_keys:
         config = replace(config, objective=replace(config.objective, scale_rewards=log.scale_rewards))
         log.notes.append(f"the loss divides so, too (--set {SCALE})")
     from extraction.pairs import pairs_sha, selected_pairs
@@ -188,7 +188,7 @@ def imported(
     shape = [asdict(config), pairs_sha(selected_pairs(config.intervention.extraction))]
     pool = pool_of(log, config, name, shape, out, limit)
     # The largest group size that every problem fills; a single rollout gives no update.
-    per_pool = config.source.per_pool if PER_POOL in given else max(2, min(map(len, pool.steps), default=2))
+    per_pool = config.source.per_pool if PER_POOL in user_keys else max(2, min(map(len, pool.steps), default=2))
     return replace(config, source=replace(config.source, replay_dirs=(pool.name,), per_pool=per_pool)), pool
 
 

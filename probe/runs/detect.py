@@ -174,10 +174,10 @@ def detect(
     """
     out = Path(out)
     named = {MODEL: model and str(model), PAIRS: None if pairs is None else store_rows(pairs, out / "pairs")}
-    given = {**settings, **{key: value for key, value in named.items() if value is not None}}
-    config = configure("replay", preset=preset, options=given)
+    options = {**settings, **{key: value for key, value in named.items() if value is not None}}
+    config = configure("replay", preset=preset, options=options)
     expected, found = f"settings of {', '.join(ACTING)}", "one that detects nothing"
-    idle = [key for key in sorted(given) if not key.startswith(ACTING)]
+    idle = [key for key in sorted(options) if not key.startswith(ACTING)]
     refuse([InputError(f"--set {key}", expected=expected, found=found) for key in idle])
     names = checked_names([detectors] if isinstance(detectors, str) else detectors or PANEL)
     if not gradients and (unseen := [each for each in names if fields_of(each) & {*GRADIENT_FIELDS}]):
@@ -185,7 +185,7 @@ def detect(
             raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(unseen))
         names = [each for each in names if each not in unseen]
     reading = {"mapping": mapping, "format_name": format_name, "skip_bad": skip_bad}
-    pool, log, sampled_with = _opened(rollouts, config, {*given}, out, limit, reading)
+    pool, log, sampled_with = _opened(rollouts, config, {*options}, out, limit, reading)
     if log is not None:
         say(recognised(log))
     config = replace(config, model=sampled_with)
@@ -198,7 +198,7 @@ def detect(
 
     refuse(id_faults(load_served_policy(str(sampled_with.name), sampled_with.template), pool))
     chosen, notes = None, list[str]()
-    if PAIRS in given:
+    if PAIRS in options:
         chosen = checked_pairs(config, lambda note: (notes.append if note.startswith(CAUTION) else say)(note))
         if taken := taken_pairs(chosen, ranked):
             notes.append(f"{len(taken)} of {len(chosen)} pairs are rollouts of this pool, compared with themselves")
@@ -241,7 +241,7 @@ def detect(
 
 
 def _opened(
-    source: Any, config: ReplayConfig, given: set[str], out: Path, limit: int | None, reading: Mapping[str, Any]
+    source: Any, config: ReplayConfig, user_keys: set[str], out: Path, limit: int | None, reading: Mapping[str, Any]
 ) -> tuple[Pool, CheckedLog | None, ModelConfig]:
     """Return the pool, the log that it was made of, and the model: by default the one that sampled.
 
@@ -254,9 +254,9 @@ def _opened(
             raise InputError(path, expected="a pool, or a log: a file or a folder", found="no such file or folder")
         pool = open_pool(resolve_pool(str(source), out))
         policy = pool.manifest["policy"]
-        if MODEL in given or policy.get("base_model") is None:
+        if MODEL in user_keys or policy.get("base_model") is None:
             return pool, None, config.model
-        adapter = config.model.adapter if "model.adapter" in given else policy.get("adapter")
+        adapter = config.model.adapter if "model.adapter" in user_keys else policy.get("adapter")
         return pool, None, replace(config.model, name=policy["base_model"], adapter=adapter)
     errors: list[InputError] = []
     log = gathered_log(source, config, errors, **reading)

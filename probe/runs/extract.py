@@ -64,9 +64,9 @@ class Direction(Directions):
     adapted: Mapping[str, Any] | None = None  # fields of `Adapted` for the model
 
     @classmethod
-    def of(cls, found: Directions, **origin: Any) -> Self:
+    def of(cls, directions: Directions, **origin: Any) -> Self:
         """Add the fields about their origin to directions."""
-        return cls(**{entry.name: getattr(found, entry.name) for entry in fields(Directions)}, **origin)
+        return cls(**{entry.name: getattr(directions, entry.name) for entry in fields(Directions)}, **origin)
 
     def save(self, name: str, out: str | Path = DEFAULT_OUT) -> Path:
         """Write `out`/directions/NAME.safetensors, its pair gradients and its card; return the first path.
@@ -194,9 +194,9 @@ def extract(
         InputError: no such model, faulty pairs (all are listed), or fewer pairs than directions.
     """
     out, is_name = Path(out), isinstance(model, str | Path)
-    given = {"intervention.extraction.pairs": store_rows(pairs, out / "pairs"), "intervention.extraction.k": k}
-    given |= {"model.name": str(model)} if is_name else {}
-    config = configure("replay", options={**settings, **given})
+    named = {"intervention.extraction.pairs": store_rows(pairs, out / "pairs"), "intervention.extraction.k": k}
+    named |= {"model.name": str(model)} if is_name else {}
+    config = configure("replay", options={**settings, **named})
     return extracted(config, basis, out, say, None if is_name else as_policy(model, tokenizer))
 
 

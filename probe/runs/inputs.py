@@ -9,6 +9,7 @@
 `record` is what `config.json` holds of them, so that a run with other inputs is another run.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -49,7 +50,7 @@ from replay_pools.pool import Pool
 Config = TypeVar("Config", bound=StepConfig)
 
 
-class Inputs(Generic[Config]):
+class Inputs(ABC, Generic[Config]):
     """What a run reads, and with whom it runs.
 
     Attributes:
@@ -99,9 +100,9 @@ class Inputs(Generic[Config]):
             "adapter_sha256": None if start is None else adapter_sha(*start),
         }
 
+    @abstractmethod
     def work(self) -> dict[str, int]:
         """Return {unit: number} of what the run does, `steps` first; InputError for what is refused without weights."""
-        raise NotImplementedError
 
     def preview(self, directory: Path) -> dict[str, Any]:
         """Describe the run before it runs, without weights.

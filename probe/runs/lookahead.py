@@ -199,11 +199,11 @@ def look_at_remedies(
     """
     if not isinstance(run.settings, ReplayConfig):
         raise InputError(run.path, expected="a replay", found="a training")
-    configs, found = dict[str, ReplayConfig](), dict[str, Looked | str]()
+    configs, looked = dict[str, ReplayConfig](), dict[str, Looked | str]()
     for name, settings in ({PLAIN: {}} | dict(remedies)).items():
         config = _ahead_config(run.settings, settings, steps)
         if isinstance(config, str):
-            found[name] = config
+            looked[name] = config
         else:
             configs[name] = config
     folders = {name: run.path / SCREEN_DIR / default_name(name, asdict(config)) for name, config in configs.items()}
@@ -223,15 +223,15 @@ def look_at_remedies(
                     if config.remedy is not None:
                         source, changed = with_remedy(config, config.remedy, policy, groups, changed, out_dir)
                 except InputError as error:  # such as too few pairs for k, or a monitor that measures nothing here
-                    found[name] = str(error)
+                    looked[name] = str(error)
                     continue
                 seconds = ahead.write(folders[name], config, changed, source, measures)
                 write_json(folders[name] / SECONDS_FILE, {"steps": seconds})  # last: it marks the remedy as measured
                 report("remedies that looked ahead", number + 1, len(missing))
-    for name in [name for name in configs if name not in found]:
+    for name in [name for name in configs if name not in looked]:
         records = read_records(LookaheadRecord, folders[name] / LOOKAHEAD_FILE)
-        found[name] = Looked(records, read_json(folders[name] / SECONDS_FILE)["steps"])
-    return found
+        looked[name] = Looked(records, read_json(folders[name] / SECONDS_FILE)["steps"])
+    return looked
 
 
 def _ahead_config(replayed: ReplayConfig, settings: Mapping[str, Any], steps: int) -> ReplayConfig | str:

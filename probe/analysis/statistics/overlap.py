@@ -53,6 +53,11 @@ def may_lack(overlap: Estimate) -> bool:
     return parts["share"] <= MIN_OVERLAP * parts["by_chance"] and not is_lacking(overlap)
 
 
+def may_not_suffice(overlap: Estimate) -> bool:
+    """Return True if the overlap is large enough, while its interval includes too little."""
+    return overlap.is_bounded and overlap.low < MIN_OVERLAP and not (may_lack(overlap) or is_lacking(overlap))
+
+
 def overlaps(
     scores: Mapping[str, Sequence[float]], label: Sequence[bool], prompts: Sequence[Hashable]
 ) -> list[Estimate]:

@@ -26,7 +26,7 @@ from probe.analysis.forecast import AGAINST
 from probe.analysis.pull import DECIDED_BY, TOO_FEW_PROMPTS
 from probe.analysis.rivals import best_rival
 from probe.analysis.statistics.intervals import Interval
-from probe.analysis.statistics.overlap import TOGETHER, is_lacking, may_lack
+from probe.analysis.statistics.overlap import TOGETHER, is_lacking, may_lack, may_not_suffice
 from probe.analysis.statistics.thresholds import (
     ALPHA,
     FEW_HACKED,
@@ -444,11 +444,7 @@ def _caveats(word: Word, analysis: "Analysis", parts: Sequence[Finding]) -> list
     reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
     named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
     caution = analysis.adapted.caution if analysis.adapted is not None else ""
-    near = [
-        f"{SCORE_NAMES[row.name]} {row}"
-        for row in analysis.of("overlap")
-        if row.is_bounded and row.low < MIN_OVERLAP and not (may_lack(row) or is_lacking(row))
-    ]
+    near = [f"{SCORE_NAMES[row.name]} {row}" for row in analysis.of("overlap") if may_not_suffice(row)]
     holds: Mapping[str, Any] = {  # {sentence: true if it holds}
         f"hacks may overlap too little with honest answers to hold a score constant ({', '.join(near)}; "
         f"{MIN_OVERLAP:g} is needed): more prompts decide it": near,
